@@ -25,7 +25,7 @@ const NOBODY: usize = usize::MAX;
 
 /// How many accesses a thread makes under a fixed order before the others get a turn. Only a thread that spins on
 /// what another one writes comes this far without waiting.
-const QUANTUM: u32 = 1 << 16;
+const QUANTUM: u32 = 1 << 12;
 
 /// How many accesses a block makes with no thread waiting or returning before it counts as stuck.
 const SPIN_LIMIT: u64 = 1 << 27;
@@ -271,12 +271,15 @@ impl<'a> Context<'a> {
         self.dead.set(true);
     }
 
-    /// Ends the running thread with a fault. A thread that unwinds already can't do that again: it goes on with
-    /// what `instead` gives, and the first fault stands.
+    /// Ends the running thread with a fault. A thread that unwinds already can't do that again: what it unwinds for
+    /// is the fault to tell of, and it goes on with what `instead` gives.
     #[cold]
     pub fn fail<R>(&self, problem: Problem, instead: impl FnOnce() -> R) -> R {
+        if self.unwinding() {
+            return instead();
+        }
         self.note(problem);
-        if std::thread::panicking() { instead() } else { panic::resume_unwind(Box::new(Raised)) }
+        panic::resume_unwind(Box::new(Raised))
     }
 
     /// A fault was found.

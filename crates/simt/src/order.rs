@@ -56,7 +56,7 @@ impl Order {
             Order::Ascending => 1,
             Order::Descending => 2,
             Order::WarpReversed => 3,
-            Order::Seeded(seed) => seed.wrapping_add(4),
+            Order::Seeded(seed) => Random::new(seed).next(),
         }
     }
 

@@ -18,21 +18,29 @@ pub(crate) struct Scheduler {
     random: Random,
     /// How many warps, in order, have had their turn.
     turn: usize,
-    /// Lanes of the warp whose turn it is that run before its lanes are looked at again.
-    batch: u32,
+    /// For each warp, the lanes that run before its lanes are looked at again. All of them are runnable.
+    batches: Vec<u32>,
     pub switches: u64,
 }
 
 impl Scheduler {
     pub fn new(order: Order) -> Self {
         let seed = if let Order::Seeded(seed) = order { seed } else { 0 };
-        Scheduler { order, random: Random::new(seed ^ 0x7761_7270), turn: 0, batch: 0, switches: 0 }
+        Scheduler {
+            order,
+            random: Random::new(seed ^ 0x7761_7270),
+            turn: 0,
+            batches: Vec::new(),
+            switches: 0,
+        }
     }
 
     /// Runs one block. A fault it found is in the context.
     pub fn run_block(&mut self, context: &Context<'_>, index: u64, kernel: &impl Fn()) {
         context.begin_block(index);
-        (self.turn, self.batch) = (0, 0);
+        self.turn = 0;
+        self.batches.clear();
+        self.batches.resize(context.warps.len(), 0);
         let mut fibers: Vec<Fiber> =
             (0..context.threads.len()).map(|thread| fiber(context, thread, kernel)).collect();
 
@@ -70,21 +78,22 @@ impl Scheduler {
     fn pick_next(&mut self, context: &Context<'_>, warps_fall: bool, lanes_fall: bool) -> Option<usize> {
         let count = context.warps.len();
         if context.interrupted.take() {
+            // The rest of the warp comes when the others have had their turn, or two spinning lanes of different
+            // warps would keep everybody else from running.
             self.turn += 1;
-            self.batch = 0;
         }
         for _ in 0..=count {
             if self.turn >= count {
                 self.turn = 0;
             }
             let warp = if warps_fall { count - 1 - self.turn } else { self.turn };
-            if self.batch == 0 {
-                self.batch = context.warps[warp].runnable.get();
+            let batch = &mut self.batches[warp];
+            if *batch == 0 {
+                *batch = context.warps[warp].runnable.get();
             }
-            if self.batch != 0 {
-                let lane =
-                    if lanes_fall { 31 - self.batch.leading_zeros() } else { self.batch.trailing_zeros() };
-                self.batch &= !(1 << lane);
+            if *batch != 0 {
+                let lane = if lanes_fall { 31 - batch.leading_zeros() } else { batch.trailing_zeros() };
+                *batch &= !(1 << lane);
                 return Some(warp * 32 + lane as usize);
             }
             self.turn += 1;
