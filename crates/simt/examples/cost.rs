@@ -52,8 +52,8 @@ fn main() {
     }
 }
 
-/// Prints the time of one operation of a kernel that does `operations` in each thread. The kernel gets the address
-/// of 16 shared bytes of its own.
+/// Prints the time of one operation of a kernel that does `operations` in each thread. The kernel gets the
+/// address of 16 shared bytes of its own.
 fn cost(name: &str, order: Order, threads: u32, operations: u32, kernel: impl Fn(u32)) {
     let launch = Launch::new(BLOCKS, threads).order(order).dynamic_shared(16 * threads as usize);
     let kernel = || kernel(simt::shared_dynamic() + 16 * simt::thread_idx().x);

@@ -1,7 +1,7 @@
 //! Asynchronous copies from global to shared memory: `cp.async` and its groups.
 //!
-//! A copy moves its bytes at the wait that covers its group, the latest moment it can have on a device. Until then
-//! its destination can be neither read nor written.
+//! A copy moves its bytes at the wait that covers its group, the latest moment it can have on a device. Until
+//! then its destination can be neither read nor written.
 
 use std::collections::VecDeque;
 
@@ -13,12 +13,12 @@ use crate::shadow::Mode;
 /// The copies of one thread that are in flight.
 #[derive(Default)]
 pub(crate) struct Queue {
-    copies: VecDeque<Copy>,
+    copies: VecDeque<Transfer>,
     /// Groups committed so far: the number of the group that copies go to now.
     committed: u32,
 }
 
-struct Copy {
+struct Transfer {
     group: u32,
     shared: u32,
     global: *const u8,
@@ -37,7 +37,7 @@ impl Queue {
     }
 
     /// Takes the oldest copy, if all but the newest `pending` committed groups include it.
-    fn take_covered(&mut self, pending: u32) -> Option<Copy> {
+    fn take_covered(&mut self, pending: u32) -> Option<Transfer> {
         let end = self.committed.saturating_sub(pending);
         if self.copies.front()?.group < end { self.copies.pop_front() } else { None }
     }
@@ -63,12 +63,12 @@ pub(crate) fn issue(
     shared.set_pending(&range);
     let mut queue = context.threads[me].copies.borrow_mut();
     let group = queue.committed;
-    queue.copies.push_back(Copy { group, shared: shared_addr, global, bytes, site });
+    queue.copies.push_back(Transfer { group, shared: shared_addr, global, bytes, site });
     Ok(())
 }
 
 /// Ends the copies of the running thread that a wait for all but `pending` groups covers.
-pub(crate) fn wait(context: &Context<'_>, pending: u32, site: Site) -> Checked<()> {
+pub(crate) fn wait(context: &Context<'_>, pending: u32) -> Checked<()> {
     let mut queue = context.threads[context.me()].copies.borrow_mut();
     let mut shared = context.shared.borrow_mut();
     while let Some(copy) = queue.take_covered(pending) {
@@ -78,9 +78,8 @@ pub(crate) fn wait(context: &Context<'_>, pending: u32, site: Site) -> Checked<(
         shared.set_landed(&range);
         let mut source = [0; 16];
         let source = &mut source[..copy.bytes];
-        global::check(context, copy.global.addr(), copy.bytes, copy.bytes, false, site)?;
-        // SAFETY: the bytes lie in registered memory, which `Launch::input` and `Launch::output` say is there for
-        // the whole run.
+        // SAFETY: the bytes were found to lie in registered memory when the copy was issued, and
+        // `Launch::input` and `Launch::output` require that to stay for the whole run.
         unsafe { copy.global.copy_to_nonoverlapping(source.as_mut_ptr(), copy.bytes) };
         shared.bytes(range).copy_from_slice(source);
     }
@@ -98,7 +97,7 @@ impl Context<'_> {
         for (thread, state) in self.threads.iter().enumerate() {
             let queue = state.copies.borrow();
             let hit =
-                |copy: &&Copy| (copy.shared as usize) < end && start < copy.shared as usize + copy.bytes;
+                |copy: &&Transfer| (copy.shared as usize) < end && start < copy.shared as usize + copy.bytes;
             if let Some(copy) = queue.copies.iter().find(hit) {
                 let did = if copy.group < queue.committed {
                     "issued the copy, committed it and didn't wait for it yet,"

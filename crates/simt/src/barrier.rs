@@ -3,11 +3,11 @@
 use std::cell::Cell;
 
 use crate::context::{Context, Wait};
-use crate::fault::{Checked, FaultKind, Problem, Site, same_site};
+use crate::fault::{Checked, FaultKind, Problem, Site, same_op, same_site};
 
 pub(crate) struct Barrier {
-    /// Barriers passed, and blocks begun, in the launch. Counting on from block to block makes everything that the
-    /// shadow of the shared memory remembers of earlier blocks old.
+    /// Barriers passed, and blocks begun, in the launch. Counting on from block to block makes everything
+    /// that the shadow of the shared memory remembers of earlier blocks old.
     epoch: Cell<u32>,
     passed: Cell<u64>,
     arrived: Cell<usize>,
@@ -58,7 +58,7 @@ impl Barrier {
         } else {
             let (first, first_op) = self.first.get();
             let first_site = context.threads[first].site.get();
-            if first_op != op || !first_site.is_some_and(|first_site| same_site(first_site, site)) {
+            if !same_op(first_op, op) || !first_site.is_some_and(|first_site| same_site(first_site, site)) {
                 let what = "threads of a block wait at different barriers";
                 return Err(Box::new(
                     Problem::new(FaultKind::BarrierDivergence, what)
@@ -111,13 +111,23 @@ impl Problem {
 }
 
 /// The whole barrier for the running thread: the number of votes.
+#[inline(always)]
 pub(crate) fn wait(context: &Context<'_>, op: &'static str, vote: bool, site: Site) -> u32 {
-    if context.unwinding() {
+    if !arrive(context, op, vote, site) {
         return 0;
-    }
-    if let Err(problem) = context.barrier.arrive(context, op, vote, site) {
-        return context.fail(*problem, || 0);
     }
     context.suspend();
     context.barrier.result.get()
+}
+
+/// False if the thread unwinds, and must not wait.
+#[inline(never)]
+fn arrive(context: &Context<'_>, op: &'static str, vote: bool, site: Site) -> bool {
+    if context.unwinding() {
+        return false;
+    }
+    match context.barrier.arrive(context, op, vote, site) {
+        Ok(()) => true,
+        Err(problem) => context.fail(*problem, || false),
+    }
 }

@@ -23,8 +23,8 @@ thread_local! {
 /// No thread: the scheduler itself runs.
 const NOBODY: usize = usize::MAX;
 
-/// How many accesses a thread makes under a fixed order before the others get a turn. Only a thread that spins on
-/// what another one writes comes this far without waiting.
+/// How many accesses a thread makes under a fixed order before the others get a turn. Only a thread that
+/// spins on what another one writes comes this far without waiting.
 const QUANTUM: u32 = 1 << 12;
 
 /// How many accesses a block makes with no thread waiting or returning before it counts as stuck.
@@ -171,8 +171,8 @@ impl<'a> Context<'a> {
         Who { thread: thread as u16, bit: 1 << (thread % 32), epoch, warp: &self.warps[thread / 32], site }
     }
 
-    /// The kernel is being taken down, so an operation that waits would wait for ever. A destructor in the kernel
-    /// gets here.
+    /// The kernel is being taken down, so an operation that waits would wait for ever. A destructor in the
+    /// kernel gets here.
     pub fn unwinding(&self) -> bool {
         self.dead.get() || std::thread::panicking()
     }
@@ -183,14 +183,19 @@ impl<'a> Context<'a> {
     }
 
     /// Gives control to the scheduler until it picks the running thread again.
+    ///
+    /// Inlined, with all callers, into the kernel: the processor mispredicts every return that follows a
+    /// switch.
+    #[inline(always)]
     pub fn suspend(&self) {
         let thread = &self.threads[self.me()];
-        // SAFETY: the running thread's coroutine stored its yielder at its start. The yielder lives as long as the
-        // coroutine, and we are on the coroutine's stack.
+        // SAFETY: the running thread's coroutine stored its yielder at its start. The yielder lives as long
+        // as the coroutine, and we are on the coroutine's stack.
         unsafe { (*thread.yielder.get()).suspend(()) }
     }
 
-    /// Takes the running thread off the runnable ones, at `site`. It goes on to wait with [`Context::suspend`].
+    /// Takes the running thread off the runnable ones, at `site`. It goes on to wait with
+    /// [`Context::suspend`].
     pub fn park(&self, wait: Wait, site: Site) {
         let me = self.me();
         self.threads[me].wait.set(wait);
@@ -271,8 +276,8 @@ impl<'a> Context<'a> {
         self.dead.set(true);
     }
 
-    /// Ends the running thread with a fault. A thread that unwinds already can't do that again: what it unwinds for
-    /// is the fault to tell of, and it goes on with what `instead` gives.
+    /// Ends the running thread with a fault. A thread that unwinds already can't do that again: what it
+    /// unwinds for is the fault to tell of, and it goes on with what `instead` gives.
     #[cold]
     pub fn fail<R>(&self, problem: Problem, instead: impl FnOnce() -> R) -> R {
         if self.unwinding() {
@@ -340,11 +345,11 @@ pub(crate) fn in_kernel() -> bool {
 
 /// Calls `f` with the context of the running kernel.
 #[track_caller]
-#[inline]
+#[inline(always)]
 pub(crate) fn current<R>(f: impl FnOnce(&Context<'_>) -> R) -> R {
     let context = CURRENT.get();
     assert!(!context.is_null(), "a function of `simt` for kernels was called outside of a launch");
-    // SAFETY: not null, so `Entered` put it there, and it stays in place until `Entered` clears the pointer. The
-    // shortened lifetime of the parameter is covariant.
+    // SAFETY: not null, so `Entered` put it there, and it stays in place until `Entered` clears the pointer.
+    // The shortened lifetime of the parameter is covariant.
     f(unsafe { &*context })
 }

@@ -13,14 +13,19 @@ pub(crate) fn same_site(a: Site, b: Site) -> bool {
     std::ptr::eq(a, b) || a == b
 }
 
+/// Two operations are the same one. Most are the same text in memory, which saves comparing it.
+pub(crate) fn same_op(a: &'static str, b: &'static str) -> bool {
+    std::ptr::eq(a, b) || a == b
+}
+
 /// Which rule a kernel broke.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FaultKind {
     /// Threads of a block wait at different block barriers, or one returned while another waits.
     BarrierDivergence,
-    /// The mask of a warp operation lacks its caller, names lanes that the block doesn't have, or differs between
-    /// the lanes that should meet.
+    /// The mask of a warp operation lacks its caller, names lanes that the block doesn't have, or differs
+    /// between the lanes that should meet.
     WarpMask,
     /// Lanes that should meet in a warp operation returned or wait in another one.
     WarpDivergence,
@@ -42,7 +47,8 @@ pub enum FaultKind {
     Panic,
     /// Every thread waits, and none can go on; or threads spin on something that doesn't come.
     Deadlock,
-    /// A launch that no device accepts: an empty or too large grid or block, a copy of a size that doesn't exist.
+    /// A launch that no device accepts: an empty or too large grid or block, a copy of a size that doesn't
+    /// exist.
     Launch,
 }
 
@@ -83,7 +89,8 @@ impl Fault {
         self.0.order
     }
 
-    /// The source locations of the threads that took part, in the order of [`Fault::threads`], as far as known.
+    /// The source locations of the threads that took part, in the order of [`Fault::threads`], as far as
+    /// known.
     pub fn locations(&self) -> impl Iterator<Item = &'static Location<'static>> + '_ {
         self.0.problem.parties.iter().filter_map(|party| party.site)
     }

@@ -80,7 +80,8 @@ fn verb(write: bool) -> &'static str {
     if write { "writes them" } else { "reads them" }
 }
 
-/// Checks an access to a `T`. False if it faults while the thread unwinds already, so that it must not happen.
+/// Checks an access to a `T`. False if it faults while the thread unwinds already, so that it must not
+/// happen.
 #[inline]
 fn allows<T>(context: &Context<'_>, addr: usize, write: bool, site: Site) -> bool {
     match check(context, addr, size_of::<T>(), access_align::<T>(), write, site) {
@@ -94,16 +95,16 @@ pub(crate) fn load<T: AnyBitPattern>(context: &Context<'_>, ptr: *const T, site:
     if !allows::<T>(context, ptr.addr(), false, site) {
         return T::zeroed();
     }
-    // SAFETY: the value lies in registered memory, which `Launch::input` and `Launch::output` require to stay for the
-    // whole run, and any bits are a `T`.
+    // SAFETY: the value lies in registered memory, which `Launch::input` and `Launch::output` require to stay
+    // for the whole run, and any bits are a `T`.
     unsafe { ptr.read_unaligned() }
 }
 
 #[inline]
 pub(crate) fn store<T: NoUninit>(context: &Context<'_>, ptr: *mut T, value: T, site: Site) {
     if allows::<T>(context, ptr.addr(), true, site) {
-        // SAFETY: the value lies in memory registered as output, which `Launch::output` requires to stay and to be
-        // the kernel's alone for the whole run.
+        // SAFETY: the value lies in memory registered as output, which `Launch::output` requires to stay and
+        // to be the kernel's alone for the whole run.
         unsafe { ptr.write_unaligned(value) }
     }
 }

@@ -39,8 +39,8 @@ pub struct Stats {
 }
 
 impl Launch {
-    /// A launch of `grid` blocks of `block` threads. Its order is [`Order::Ascending`], or the seeded one of the
-    /// environment variable `SIMT_SEED`.
+    /// A launch of `grid` blocks of `block` threads. Its order is [`Order::Ascending`], or the seeded one of
+    /// the environment variable `SIMT_SEED`.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Launch {
             grid: grid.into(),
@@ -71,31 +71,32 @@ impl Launch {
         self
     }
 
-    /// Lets a kernel read shared bytes that it never wrote. They hold not-a-numbers that differ from block to block
-    /// and from order to order, so a result that depends on them shows. For kernels that move padding around.
+    /// Lets a kernel read shared bytes that it never wrote. They hold not-a-numbers that differ from block to
+    /// block and from order to order, so a result that depends on them shows. For kernels that move padding
+    /// around.
     pub fn readable_poison(mut self) -> Self {
         self.poison_readable = true;
         self
     }
 
-    /// Registers memory that the kernel may read. Only its place is kept: it has to stay where it is, and not change,
-    /// until the runs of this launch are over.
+    /// Registers memory that the kernel may read. Only its place is kept: it has to stay where it is, and not
+    /// change, until the runs of this launch are over.
     pub fn input<T: bytemuck::NoUninit>(mut self, name: &'static str, data: &[T]) -> Self {
         let start = data.as_ptr().addr();
         self.regions.push(Region { name, start, bytes: size_of_val(data), writable: false });
         self
     }
 
-    /// Registers memory that the kernel may read and write. Only its place is kept: it has to stay where it is, and
-    /// nothing but the kernel may access it, until the runs of this launch are over.
+    /// Registers memory that the kernel may read and write. Only its place is kept: it has to stay where it
+    /// is, and nothing but the kernel may access it, until the runs of this launch are over.
     pub fn output<T: bytemuck::NoUninit>(mut self, name: &'static str, data: &mut [T]) -> Self {
         let start = data.as_ptr().addr();
         self.regions.push(Region { name, start, bytes: size_of_val(data), writable: true });
         self
     }
 
-    /// Runs every thread of every block; `kernel` is called once for each. Returns the first fault, after running
-    /// the destructors of the threads it stopped.
+    /// Runs every thread of every block; `kernel` is called once for each. Returns the first fault, after
+    /// running the destructors of the threads it stopped.
     ///
     /// # Panics
     /// When called inside a kernel.
@@ -104,7 +105,8 @@ impl Launch {
         self.check()?;
         panics::install_hook();
         let context = Context::new(self);
-        // SAFETY: `context` stays in place until the end of this function, where `_entered` is dropped before it.
+        // SAFETY: `context` stays in place until the end of this function, where `_entered` is dropped before
+        // it.
         let _entered = unsafe { Entered::new(&context) };
         let mut scheduler = Scheduler::new(self.order);
         let mut blocks = 0;

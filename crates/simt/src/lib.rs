@@ -1,9 +1,9 @@
 //! Runs a GPU kernel's Rust source on the CPU, so that it can be tested without a GPU.
 //!
-//! Every CUDA thread is a coroutine with a stack of its own. The blocks of a grid run one after another on the OS
-//! thread that calls [`Launch::run`]; in a block, threads switch where they wait for each other. Barriers, warp
-//! operations, shared memory, global memory and asynchronous copies are checked, and what a device answers with a
-//! hang or a wrong number is a [`Fault`] that names the threads and the lines.
+//! Every CUDA thread is a coroutine with a stack of its own. The blocks of a grid run one after another on
+//! the OS thread that calls [`Launch::run`]; in a block, threads switch where they wait for each other.
+//! Barriers, warp operations, shared memory, global memory and asynchronous copies are checked, and what a
+//! device answers with a hang or a wrong number is a [`Fault`] that names the threads and the lines.
 //!
 //! ```
 //! use simt::{Launch, Order};
@@ -28,8 +28,8 @@
 //! assert!(output.iter().eq(input.iter().rev()));
 //! ```
 //!
-//! The functions of this module are for kernels: they panic outside of a launch. Each counts the place it is called
-//! from as its site, so a wrapper has to be `#[track_caller]`.
+//! The functions of this module are for kernels: they panic outside of a launch. Each counts the place it is
+//! called from as its site, so a wrapper has to be `#[track_caller]`.
 
 mod async_copy;
 mod barrier;
@@ -60,36 +60,42 @@ use context::current;
 
 /// The thread's index in its block.
 #[track_caller]
+#[inline]
 pub fn thread_idx() -> Dim3 {
     current(|context| context.thread_index[context.me()])
 }
 
 /// The block's index in the grid.
 #[track_caller]
+#[inline]
 pub fn block_idx() -> Dim3 {
     current(|context| context.block.get())
 }
 
 /// The threads of a block.
 #[track_caller]
+#[inline]
 pub fn block_dim() -> Dim3 {
     current(|context| context.launch.block_dim())
 }
 
 /// The blocks of the grid.
 #[track_caller]
+#[inline]
 pub fn grid_dim() -> Dim3 {
     current(|context| context.launch.grid_dim())
 }
 
 /// The thread's place in its warp.
 #[track_caller]
+#[inline]
 pub fn lane_id() -> u32 {
     current(|context| context.me() as u32 % 32)
 }
 
 /// Waits until all threads of the block have come to this place: `__syncthreads`.
 #[track_caller]
+#[inline]
 pub fn barrier() {
     let site = Location::caller();
     current(|context| barrier::wait(context, "barrier", false, site));
@@ -97,6 +103,7 @@ pub fn barrier() {
 
 /// The same, and counts the threads that gave `true`: `__syncthreads_count`.
 #[track_caller]
+#[inline]
 pub fn barrier_count(pred: bool) -> u32 {
     let site = Location::caller();
     current(|context| barrier::wait(context, "barrier_count", pred, site))
@@ -104,21 +111,24 @@ pub fn barrier_count(pred: bool) -> u32 {
 
 /// Waits until all lanes of `mask` have come to this place: `__syncwarp`.
 #[track_caller]
+#[inline]
 pub fn warp_barrier(mask: u32) {
     let site = Location::caller();
     current(|context| warp::barrier(context, mask, site));
 }
 
-/// Waits until all lanes of `mask` have come to this place with the same mask and the same `op`, then gives each the
-/// values of all. Shuffles, votes, matches and reductions are made of it; `op` is what faults call it.
+/// Waits until all lanes of `mask` have come to this place with the same mask and the same `op`, then gives
+/// each the values of all. Shuffles, votes, matches and reductions are made of it; `op` is what faults call
+/// it.
 #[track_caller]
+#[inline]
 pub fn warp_exchange(op: &'static str, mask: u32, value: u64) -> WarpValues {
     let site = Location::caller();
     current(|context| warp::exchange(context, op, mask, value, site))
 }
 
-/// The address of a shared array of the block. All threads that come to one place, with one size and alignment, get
-/// the same array.
+/// The address of a shared array of the block. All threads that come to one place, with one size and
+/// alignment, get the same array.
 #[track_caller]
 pub fn shared_static(bytes: u32, align: u32) -> u32 {
     let site = Location::caller();
@@ -156,7 +166,8 @@ pub fn shared_store<T: NoUninit>(addr: u32, value: T) {
     });
 }
 
-/// Puts `f` of a value in shared memory in its place, with no other thread in between, and returns the old value.
+/// Puts `f` of a value in shared memory in its place, with no other thread in between, and returns the old
+/// value.
 #[track_caller]
 #[inline]
 pub fn shared_atomic<T: Pod>(addr: u32, f: impl FnOnce(T) -> T) -> T {
@@ -189,7 +200,8 @@ pub fn global_store<T: NoUninit>(ptr: *mut T, value: T) {
     });
 }
 
-/// Puts `f` of a value in global memory in its place, with no other thread in between, and returns the old value.
+/// Puts `f` of a value in global memory in its place, with no other thread in between, and returns the old
+/// value.
 #[track_caller]
 #[inline]
 pub fn global_atomic<T: Pod>(ptr: *mut T, f: impl FnOnce(T) -> T) -> T {
@@ -200,8 +212,9 @@ pub fn global_atomic<T: Pod>(ptr: *mut T, f: impl FnOnce(T) -> T) -> T {
     })
 }
 
-/// Starts a copy of 4, 8 or 16 bytes from global to shared memory, both at a multiple of that: `cp.async`. The bytes
-/// arrive when the thread waits for the copy's group; other threads see them after a barrier that follows.
+/// Starts a copy of 4, 8 or 16 bytes from global to shared memory, both at a multiple of that: `cp.async`.
+/// The bytes arrive when the thread waits for the copy's group; other threads see them after a barrier that
+/// follows.
 #[track_caller]
 pub fn async_copy(shared: u32, global: *const u8, bytes: u32) {
     let site = Location::caller();
@@ -223,9 +236,8 @@ pub fn async_commit() {
 /// Waits until at most the `pending_groups` newest groups of the thread are in flight: `cp.async.wait_group`.
 #[track_caller]
 pub fn async_wait(pending_groups: u32) {
-    let site = Location::caller();
     current(|context| {
-        if let Err(problem) = async_copy::wait(context, pending_groups, site) {
+        if let Err(problem) = async_copy::wait(context, pending_groups) {
             context.fail(*problem, || ());
         }
     });

@@ -4,9 +4,9 @@ use std::fmt;
 
 /// In which order the threads of a block, and the blocks of a grid, run.
 ///
-/// A correct kernel gives the same result under all of them; a test runs a kernel under several. With every order
-/// but [`Order::Seeded`] a thread runs until it waits. A warp runs until all its lanes wait for other warps, then
-/// the next warp has its turn.
+/// A correct kernel gives the same result under all of them; a test runs a kernel under several. With every
+/// order but [`Order::Seeded`] a thread runs until it waits. A warp runs until all its lanes wait for other
+/// warps, then the next warp has its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Threads and blocks by rising index.
@@ -15,8 +15,8 @@ pub enum Order {
     Descending,
     /// The last warp first, its lanes by rising index; blocks by rising index.
     WarpReversed,
-    /// Any runnable thread, chosen by a generator with this seed, which also interrupts threads at shared and global
-    /// accesses, and shuffles the blocks.
+    /// Any runnable thread, chosen by a generator with this seed, which also interrupts threads at shared and
+    /// global accesses, and shuffles the blocks.
     Seeded(u64),
 }
 

@@ -12,9 +12,9 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Puts a panic hook before the one that is there: it notes the place of a kernel's panic, and leaves every other
-/// panic, of this or any other OS thread, to the hook that was there. Put in once and left in, because taking it out
-/// again would race with other tests.
+/// Puts a panic hook before the one that is there: it notes the place of a kernel's panic, and leaves every
+/// other panic, of this or any other OS thread, to the hook that was there. Put in once and left in, because
+/// taking it out again would race with other tests.
 pub(crate) fn install_hook() {
     static ONCE: Once = Once::new();
     // A hook can't be set by a thread that unwinds; the panic then merely shows on stderr.

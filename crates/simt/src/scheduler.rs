@@ -66,6 +66,7 @@ impl Scheduler {
         }
     }
 
+    #[inline]
     fn pick(&mut self, context: &Context<'_>) -> Option<usize> {
         match self.order {
             Order::Seeded(_) => self.pick_any(context),
@@ -75,11 +76,12 @@ impl Scheduler {
         }
     }
 
+    #[inline]
     fn pick_next(&mut self, context: &Context<'_>, warps_fall: bool, lanes_fall: bool) -> Option<usize> {
         let count = context.warps.len();
         if context.interrupted.take() {
-            // The rest of the warp comes when the others have had their turn, or two spinning lanes of different
-            // warps would keep everybody else from running.
+            // The rest of the warp comes when the others have had their turn, or two spinning lanes of
+            // different warps would keep everybody else from running.
             self.turn += 1;
         }
         for _ in 0..=count {
@@ -119,8 +121,8 @@ fn fiber(context: &Context<'_>, thread: usize, kernel: &impl Fn()) -> Fiber {
         debug_assert_eq!(context.me(), thread);
         context.finish(catch_unwind(AssertUnwindSafe(kernel)));
     };
-    // SAFETY: `run_block` drives the coroutine to its end or unwinds it before it returns, and nothing leaks it, so
-    // that the context and the kernel outlive it.
+    // SAFETY: `run_block` drives the coroutine to its end or unwinds it before it returns, and nothing leaks
+    // it, so that the context and the kernel outlive it.
     unsafe { Fiber::with_stack_unchecked(stack::take(), body) }
 }
 

@@ -1,8 +1,8 @@
 //! What is remembered of the accesses to a piece of shared memory, to find races.
 //!
-//! Two accesses of different threads are ordered when a block barrier came between them, or when both threads are
-//! lanes of one warp and a warp operation with both in its mask came between them. Unordered accesses race when one
-//! of them writes and they aren't both atomic.
+//! Two accesses of different threads are ordered when a block barrier came between them, or when both threads
+//! are lanes of one warp and a warp operation with both in its mask came between them. Unordered accesses
+//! race when one of them writes and they aren't both atomic.
 
 use crate::context::Who;
 use crate::fault::Site;
@@ -117,7 +117,7 @@ impl Accesses {
 
 /// The accesses to one piece of memory.
 #[derive(Clone, Copy)]
-pub(crate) struct Cell {
+pub(crate) struct Shadow {
     writes: Accesses,
     reads: Accesses,
 }
@@ -129,8 +129,8 @@ pub(crate) struct Race {
     pub did: &'static str,
 }
 
-impl Cell {
-    pub const NEW: Cell = Cell { writes: Accesses::NONE, reads: Accesses::NONE };
+impl Shadow {
+    pub const NEW: Shadow = Shadow { writes: Accesses::NONE, reads: Accesses::NONE };
 
     /// Checks an access against those before, and remembers it.
     #[inline]

@@ -8,7 +8,7 @@ use crate::context::{Context, Who};
 use crate::fault::{Checked, FaultKind, Problem, Site, same_site};
 use crate::launch::Launch;
 use crate::order::Random;
-use crate::shadow::{Cell, Mode, Race};
+use crate::shadow::{Mode, Race, Shadow};
 
 /// Where the first array begins. Small addresses, such as zero, are in no array.
 const BASE: u32 = 1024;
@@ -31,9 +31,9 @@ pub(crate) struct Shared {
     /// Per word. One look tells whether an access to it needs a closer one.
     state: Vec<u16>,
     /// Per word.
-    cells: Vec<Cell>,
+    words: Vec<Shadow>,
     /// Per byte of the words that had an access to a part of them; shorter than that where there was none.
-    byte_cells: Vec<[Cell; 4]>,
+    word_bytes: Vec<[Shadow; 4]>,
     arrays: Vec<Array>,
     /// The end of the last array.
     end: u32,
@@ -60,8 +60,8 @@ impl Shared {
         Shared {
             data: Vec::new(),
             state: Vec::new(),
-            cells: Vec::new(),
-            byte_cells: Vec::new(),
+            words: Vec::new(),
+            word_bytes: Vec::new(),
             arrays: Vec::new(),
             end: BASE,
             used: 0,
@@ -73,7 +73,7 @@ impl Shared {
         }
     }
 
-    /// Forgets the arrays of the block before. What the cells remember is of an earlier epoch and can stay.
+    /// Forgets the arrays of the block before. What the shadow remembers is of an earlier epoch and may stay.
     pub fn begin_block(&mut self, salt: u64, block: u64) {
         self.poison = Random::new(salt.rotate_left(32) ^ block);
         self.state.fill(0);
@@ -93,8 +93,8 @@ impl Shared {
         self.arrays[0].addr
     }
 
-    /// The array declared at a place; it is made when the first thread comes there. A place in generic code can
-    /// declare arrays of several sizes.
+    /// The array declared at a place; it is made when the first thread comes there. A place in generic code
+    /// can declare arrays of several sizes.
     pub fn declare(&mut self, who: &Who<'_>, bytes: u32, align: u32) -> Checked<u32> {
         let known = self.arrays.iter().find(|array| {
             array.bytes == bytes
@@ -135,7 +135,7 @@ impl Shared {
         let words = self.end.div_ceil(4) as usize;
         if words > self.state.len() {
             self.state.resize(words, 0);
-            self.cells.resize(words, Cell::NEW);
+            self.words.resize(words, Shadow::NEW);
             self.data.resize(words * 4, 0);
         }
         for byte in addr..self.end {
@@ -174,7 +174,7 @@ impl Shared {
             for word in range.start / 4..range.end / 4 {
                 match self.state.get_mut(word) {
                     Some(state) if *state & care == expect => {
-                        if let Err(race) = self.cells[word].touch(who, mode) {
+                        if let Err(race) = self.words[word].touch(who, mode) {
                             return Err(race_problem(who, &range, mode, &race));
                         }
                         if mode == Mode::Write {
@@ -227,25 +227,25 @@ impl Shared {
             )));
         }
         if state & SPLIT == 0 && part == 0xf {
-            self.cells[word].touch(who, mode).map_err(|race| race_problem(who, range, mode, &race))?;
+            self.words[word].touch(who, mode).map_err(|race| race_problem(who, range, mode, &race))?;
         } else {
-            if self.byte_cells.len() <= word {
-                self.byte_cells.resize(word + 1, [Cell::NEW; 4]);
+            if self.word_bytes.len() <= word {
+                self.word_bytes.resize(word + 1, [Shadow::NEW; 4]);
             }
-            let cells = &mut self.byte_cells[word];
+            let bytes = &mut self.word_bytes[word];
             if state & SPLIT == 0 {
-                *cells = [self.cells[word]; 4];
+                *bytes = [self.words[word]; 4];
                 self.state[word] |= SPLIT;
             }
-            for (byte, cell) in cells.iter_mut().enumerate() {
+            for (byte, shadow) in bytes.iter_mut().enumerate() {
                 if part >> byte & 1 == 1 {
-                    cell.touch(who, mode).map_err(|race| race_problem(who, range, mode, &race))?;
+                    shadow.touch(who, mode).map_err(|race| race_problem(who, range, mode, &race))?;
                 }
             }
         }
         match mode {
-            Mode::Write => self.state[word] |= part << 4,
-            Mode::Read | Mode::Atomic | Mode::Issue | Mode::Land => {}
+            Mode::Write | Mode::Atomic => self.state[word] |= part << 4,
+            Mode::Read | Mode::Issue | Mode::Land => {}
         }
         Ok(())
     }
@@ -322,14 +322,15 @@ fn mode_text(mode: Mode) -> &'static str {
     }
 }
 
-/// The alignment that an access needs: a vector access as much as its size, a larger value as much as its type.
+/// The alignment that an access needs: a vector access as much as its size, a larger value as much as its
+/// type.
 pub(crate) const fn access_align<T>() -> usize {
     let size = size_of::<T>();
     if size.is_power_of_two() && size <= 16 { size } else { align_of::<T>() }
 }
 
-/// Checks an access of the running thread and hands its bytes to `f`. `None` if it faults while the thread unwinds
-/// already, so that it must not happen.
+/// Checks an access of the running thread and hands its bytes to `f`. `None` if it faults while the thread
+/// unwinds already, so that it must not happen.
 #[inline]
 fn with_bytes<T, R>(
     context: &Context<'_>,

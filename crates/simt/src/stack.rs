@@ -4,7 +4,8 @@ use std::cell::RefCell;
 
 use corosensei::stack::DefaultStack;
 
-/// Room for a kernel's registers in a debug build, where fixed arrays are copied around. Only touched pages count.
+/// Room for a kernel's registers in a debug build, where fixed arrays are copied around. Only touched pages
+/// count.
 const STACK_BYTES: usize = 256 * 1024;
 
 thread_local! {

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use crate::context::{Context, Wait};
-use crate::fault::{Checked, FaultKind, Problem, Site, same_site};
+use crate::fault::{Checked, FaultKind, Problem, Site, same_op, same_site};
 
 /// What every lane of a warp operation gave.
 #[derive(Clone, Copy, Debug)]
@@ -54,8 +54,8 @@ pub(crate) struct Warp {
     partial: RefCell<Vec<(u32, u32)>>,
 }
 
-/// Lanes that meet. Open while lanes arrive; then its values stay until each lane has read them, because a lane that
-/// reads early may be in its next operation before a late one reads.
+/// Lanes that meet. Open while lanes arrive; then its values stay until each lane has read them, because a
+/// lane that reads early may be in its next operation before a late one reads.
 struct Group {
     op: &'static str,
     site: Site,
@@ -91,8 +91,8 @@ impl Warp {
         self.tick.get()
     }
 
-    /// An operation that both lanes took part in came after `tick`. Chains over a third lane don't count; a kernel
-    /// that orders accesses that way is told of a race.
+    /// An operation that both lanes took part in came after `tick`. Chains over a third lane don't count; a
+    /// kernel that orders accesses that way is told of a race.
     pub fn ordered_since(&self, tick: u32, lanes: u32) -> bool {
         self.full.get() > tick
             || self.partial.borrow().iter().any(|&(mask, last)| last > tick && mask & lanes == lanes)
@@ -137,12 +137,12 @@ impl Warp {
         let mut groups = self.groups.borrow_mut();
         let mut join = None;
         for (place, group) in groups.iter().enumerate().filter(|(_, group)| group.arrived != 0) {
-            if group.mask == mask && group.op == op && same_site(group.site, site) {
+            if group.mask == mask && same_op(group.op, op) && same_site(group.site, site) {
                 join = Some(place);
                 break;
             }
-            // Waiting for each other in different operations. If only one waits for the other, the other may still
-            // come when its own operation is done.
+            // Waiting for each other in different operations. If only one waits for the other, the other may
+            // still come when its own operation is done.
             if group.mask & bit != 0 && group.arrived & mask != 0 {
                 let other = me - lane + (group.arrived & mask).trailing_zeros() as usize;
                 return Err(Box::new(mismatch(
@@ -222,7 +222,8 @@ impl Warp {
         }
     }
 
-    /// Why the lanes of this warp, the first of which is thread `base`, can't go on, if one waits in an operation.
+    /// Why the lanes of this warp, the first of which is thread `base`, can't go on, if one waits in an
+    /// operation.
     pub fn stall(&self, context: &Context<'_>, base: usize) -> Option<Problem> {
         let groups = self.groups.borrow();
         let open = || groups.iter().filter(|group| group.arrived != 0);
@@ -281,6 +282,7 @@ pub(crate) fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
 }
 
 /// The whole exchange for the running thread.
+#[inline(always)]
 pub(crate) fn exchange(
     context: &Context<'_>,
     op: &'static str,
@@ -288,29 +290,32 @@ pub(crate) fn exchange(
     value: u64,
     site: Site,
 ) -> WarpValues {
-    let nothing = || WarpValues { mask, values: [0; 32] };
-    if context.unwinding() {
-        return nothing();
-    }
-    match context.warp().arrive(context, op, mask, value, site) {
-        Ok(place) => {
+    match arrive(context, op, mask, value, site) {
+        Some(place) => {
             context.suspend();
             context.warp().collect(place, 1 << (context.me() % 32))
         }
-        Err(problem) => context.fail(*problem, nothing),
+        None => WarpValues { mask, values: [0; 32] },
     }
 }
 
 /// An exchange of nothing.
+#[inline(always)]
 pub(crate) fn barrier(context: &Context<'_>, mask: u32, site: Site) {
-    if context.unwinding() {
-        return;
+    if let Some(place) = arrive(context, "warp_barrier", mask, 0, site) {
+        context.suspend();
+        context.warp().leave(place, 1 << (context.me() % 32));
     }
-    match context.warp().arrive(context, "warp_barrier", mask, 0, site) {
-        Ok(place) => {
-            context.suspend();
-            context.warp().leave(place, 1 << (context.me() % 32));
-        }
-        Err(problem) => context.fail(*problem, || ()),
+}
+
+/// `None` if the thread unwinds, and must not wait.
+#[inline(never)]
+fn arrive(context: &Context<'_>, op: &'static str, mask: u32, value: u64, site: Site) -> Option<usize> {
+    if context.unwinding() {
+        return None;
+    }
+    match context.warp().arrive(context, op, mask, value, site) {
+        Ok(place) => Some(place),
+        Err(problem) => context.fail(*problem, || None),
     }
 }

@@ -1,5 +1,7 @@
 //! Faults of barriers, warp operations, panics and launches.
 
+#![allow(clippy::if_same_then_else, reason = "the same call at two lines is what is tested")]
+
 mod common;
 
 use std::cell::Cell;
@@ -75,10 +77,10 @@ fn a_mask_beyond_the_block() {
 fn masks_that_differ() {
     for order in ORDERS {
         let fault = fault(32, order, FaultKind::WarpMask, || {
-            if simt::lane_id() % 2 == 0 {
+            if simt::lane_id().is_multiple_of(2) {
                 simt::warp_exchange("ballot", FULL, 0);
             } else {
-                simt::warp_exchange("ballot", FULL - 1 | 1 & !simt::lane_id(), 0);
+                simt::warp_exchange("ballot", FULL ^ 1, 0);
             }
         });
         names(&fault, FILE, &[line!() - 5, line!() - 3]);
@@ -89,7 +91,7 @@ fn masks_that_differ() {
 fn lanes_in_different_operations() {
     for order in ORDERS {
         let fault = fault(32, order, FaultKind::WarpDivergence, || {
-            if simt::lane_id() % 2 == 0 {
+            if simt::lane_id().is_multiple_of(2) {
                 simt::warp_exchange("shfl", FULL, 1);
             } else {
                 simt::warp_exchange("shfl", FULL, 2);
