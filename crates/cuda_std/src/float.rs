@@ -1,0 +1,26 @@
+//! f32 to 16 bits: round to nearest even, no saturation (overflow becomes infinity). A NaN becomes 0x7fff, the NaN that the
+//! conversion instructions give, whatever its sign and payload.
+
+/// The f16 bits of `x`.
+#[inline(always)]
+pub fn f32_to_f16_bits(x: f32) -> u16 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let bits: u16;
+        // SAFETY: a pure conversion.
+        unsafe {
+            core::arch::asm!("cvt.rn.f16.f32 {}, {};", out(reg16) bits, in(reg32) x, options(pure, nomem, nostack, preserves_flags));
+        }
+        bits
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    if x.is_nan() { 0x7fff } else { half::f16::from_f32(x).to_bits() }
+}
+
+/// The bf16 bits of `x`. Integer operations: sm_70 and sm_75 have no instruction for it.
+#[inline(always)]
+pub fn f32_to_bf16_bits(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;
+    if x.is_nan() { 0x7fff } else { rounded }
+}
