@@ -1,0 +1,121 @@
+//! `out_norm`: the gated RMS norm behind the recurrence, to the input of the output projection.
+//!
+//! ```text
+//! ss  = Sum4 over the 32-column groups of Tree32(y * y)
+//! out = y * (1 / sqrt(ss / 128 + eps)) * weight * act(z)       act = sigmoid or silu
+//! ```
+//!
+//! A warp does a (token, head) row, a lane four neighbouring columns, so that y and z are read in 16-byte accesses. `Tree32` is a
+//! xor butterfly over a group's 32 columns with distances 16, 8, 4, 2, 1: column c is lane c/4, word c%4, so distances 16, 8
+//! and 4 are lanes 4, 2 and 1 apart, and the last two levels stay in the lane.
+//!
+//! Race argument: rows are independent; a warp reads and writes its own row only, without shared memory.
+
+use super::HEAD_DIM;
+use crate::math::{exp, sqrt, sum4};
+use crate::params::OutNormArgs;
+use cuda_std::prelude::*;
+use float::{f32_to_bf16_bits, f32_to_f16_bits};
+
+/// Threads of a block.
+pub const THREADS: usize = 256;
+/// Heads of a token that a block does.
+pub const HEADS_PER_BLOCK: usize = THREADS / 32;
+
+/// Columns of a lane.
+const WIDTH: usize = 4;
+
+/// The sum of the squares of the row that the warp holds.
+#[inline(always)]
+fn sum_of_squares(y: [f32; WIDTH]) -> f32 {
+    let mut square = y.map(|value| value * value);
+    for level in 0..3 {
+        let lanes = 4 >> level;
+        for i in 0..WIDTH {
+            square[i] += warp::warp_shuffle_xor(warp::FULL, square[i], lanes);
+        }
+    }
+    let group = (square[0] + square[2]) + (square[1] + square[3]);
+    sum4([0, 8, 16, 24].map(|lane| warp::warp_shuffle_idx(warp::FULL, group, lane)))
+}
+
+#[inline(always)]
+unsafe fn norm_row<const STORE_F32: bool>(args: OutNormArgs) {
+    let thread = thread::thread_idx_x() as usize;
+    let column = thread % 32 * WIDTH;
+    let token = thread::block_idx_x() as usize;
+    let head = thread::block_idx_y() as usize * HEADS_PER_BLOCK + thread / 32;
+    let value_heads = args.value_heads as usize;
+    if head >= value_heads {
+        return;
+    }
+    let index = (token * value_heads + head) * HEAD_DIM + column;
+
+    // SAFETY: the caller's promise about the buffers; rows are independent.
+    unsafe {
+        let F32x4(y) = args.y.read_as(index);
+        let F32x4(z) = args.z.read_as(index);
+        let F32x4(weight) = args.weight.read_as(column);
+        let scale = 1.0 / sqrt(sum_of_squares(y) / HEAD_DIM as f32 + args.eps);
+        let mut out = [0.0; WIDTH];
+        for i in 0..WIDTH {
+            // sigmoid and silu differ in the numerator only.
+            let numerator = if args.act == OutNormArgs::SILU { z[i] } else { 1.0 };
+            out[i] = y[i] * scale * weight[i] * (numerator / (1.0 + exp(-z[i])));
+        }
+        if STORE_F32 {
+            args.y.write_as(index, F32x4(out));
+        }
+        store(&args, token * args.out_stride as usize + head * HEAD_DIM + column, out);
+    }
+}
+
+/// Stores four neighbouring outputs, in one access where the rows are aligned for it.
+///
+/// # Safety
+/// They lie in the output and are this thread's.
+#[inline(always)]
+unsafe fn store(args: &OutNormArgs, index: usize, out: [f32; WIDTH]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if args.out_dtype == OutNormArgs::F32 {
+            let words = args.out.cast::<f32>();
+            for i in 0..WIDTH {
+                words.write(index + i, out[i]);
+            }
+            return;
+        }
+        let bits = if args.out_dtype == OutNormArgs::BF16 {
+            out.map(f32_to_bf16_bits)
+        } else {
+            out.map(f32_to_f16_bits)
+        };
+        if (args.out.address() | args.out_stride * 2) % 8 == 0 {
+            args.out.write_as(index, U16x4(bits));
+        } else {
+            for i in 0..WIDTH {
+                args.out.write(index + i, bits[i]);
+            }
+        }
+    }
+}
+
+/// Grid: (tokens, value heads / 8, rounded up). Block: 256.
+///
+/// # Safety
+/// `args` describes live buffers that do not overlap.
+#[kernel(threads = 256, barriers = 0)]
+pub unsafe fn out_norm(args: OutNormArgs) {
+    // SAFETY: the caller's promise.
+    unsafe { norm_row::<false>(args) }
+}
+
+/// The variant before it, kept for A/B: also stores the f32 result over y. The same output, 512 more bytes of traffic a row.
+///
+/// # Safety
+/// As [`out_norm`].
+#[kernel(threads = 256, barriers = 0)]
+pub unsafe fn out_norm_before(args: OutNormArgs) {
+    // SAFETY: the caller's promise.
+    unsafe { norm_row::<true>(args) }
+}

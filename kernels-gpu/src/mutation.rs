@@ -1,0 +1,52 @@
+//! Deliberate faults in the kernels, so that the tests can show that they would catch one. They exist only on the host with
+//! the feature `mutations`, which nothing but this workspace's tests enables.
+
+/// A fault; each is one line in the kernel that it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// `keyhead` passes its token barrier without waiting.
+    KeyheadDropsTokenBarrier,
+    /// `keyhead` reads a staged block without waiting for its copies.
+    KeyheadSkipsStageWait,
+    /// `pipe` passes the barrier behind the kv partial sums without waiting.
+    PipeDropsKvBarrier,
+}
+
+#[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]
+mod switch {
+    use super::Mutation;
+    use std::cell::Cell;
+
+    thread_local! {
+        static ACTIVE: Cell<Option<Mutation>> = const { Cell::new(None) };
+    }
+
+    pub fn is(mutation: Mutation) -> bool {
+        ACTIVE.get() == Some(mutation)
+    }
+
+    /// Runs `body` with `mutation` in force on this thread.
+    pub fn with<R>(mutation: Mutation, body: impl FnOnce() -> R) -> R {
+        ACTIVE.set(Some(mutation));
+        let result = body();
+        ACTIVE.set(None);
+        result
+    }
+}
+
+#[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]
+pub use switch::with;
+
+/// Whether `mutation` is in force; a constant `false` in every build that ships.
+#[inline(always)]
+pub(crate) fn is(mutation: Mutation) -> bool {
+    #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]
+    {
+        switch::is(mutation)
+    }
+    #[cfg(not(all(feature = "mutations", not(target_arch = "nvptx64"))))]
+    {
+        let _ = mutation;
+        false
+    }
+}

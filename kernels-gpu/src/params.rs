@@ -1,0 +1,100 @@
+//! The argument records of the kernels: the ABI between host and device. Every entry takes one record by value. Strides
+//! are in elements.
+
+pub use cuda_std::global::{Global, GlobalMut};
+
+/// A field of a record, as a program in another language fills it.
+#[cfg(not(target_arch = "nvptx64"))]
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct Field {
+    pub name: &'static str,
+    /// `Global` and `GlobalMut` are 64-bit device addresses.
+    #[serde(rename = "type")]
+    pub kind: &'static str,
+    /// In bytes from the start of the record.
+    pub offset: usize,
+}
+
+/// A `repr(C)` record whose fields can be listed.
+macro_rules! record {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty,)* }) => {
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $kind,)*
+        }
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        impl $name {
+            pub const FIELDS: &[Field] = &[$(Field {
+                name: stringify!($field),
+                kind: stringify!($kind),
+                offset: core::mem::offset_of!($name, $field),
+            },)*];
+        }
+    };
+}
+
+record! {
+    /// The arguments of every recurrence kernel.
+    ///
+    /// Value head `i` of key head `j` is `j * head_per_key + i * head_per_slot`: `(1, HK)` for the tiled map, `(VPK, 1)` for
+    /// the grouped one.
+    RecurrenceArgs {
+        /// `[tokens][key heads][128]`, token stride `q_stride`.
+        q: Global<f32>,
+        /// `[tokens][key heads][128]`, token stride `k_stride`.
+        k: Global<f32>,
+        /// `[tokens][value heads][128]`, token stride `v_stride`.
+        v: Global<f32>,
+        /// `[tokens][value heads]`, the log of the decay.
+        gate: Global<f32>,
+        /// `[tokens][value heads]`.
+        beta: Global<f32>,
+        /// Read at the start, written at the end; row `r`, column `c` of head `h` is at `r * state_row + h * state_head + c`.
+        state: GlobalMut<f32>,
+        /// `[tokens][value heads][128]`.
+        y: GlobalMut<f32>,
+        tokens: u64,
+        q_stride: u64,
+        k_stride: u64,
+        v_stride: u64,
+        state_row: u64,
+        state_head: u64,
+        key_heads: u32,
+        value_heads: u32,
+        head_per_key: u32,
+        head_per_slot: u32,
+    }
+}
+
+record! {
+    /// The arguments of `out_norm` and `out_norm_before`.
+    OutNormArgs {
+        /// `[tokens * value heads][128]`, 16-byte aligned; only `out_norm_before` writes it.
+        y: GlobalMut<f32>,
+        /// `[tokens * value heads][128]`, 16-byte aligned.
+        z: Global<f32>,
+        /// `[128]`, 16-byte aligned.
+        weight: Global<f32>,
+        /// `[tokens][out_stride]` of 16-bit words or f32, as `out_dtype` says.
+        out: GlobalMut<u16>,
+        tokens: u64,
+        out_stride: u64,
+        value_heads: u32,
+        eps: f32,
+        /// 0: `sigmoid(z)`; 1: `silu(z)`.
+        act: u32,
+        /// 0: f16; 1: bf16; 2: f32.
+        out_dtype: u32,
+    }
+}
+
+impl OutNormArgs {
+    pub const SIGMOID: u32 = 0;
+    pub const SILU: u32 = 1;
+    pub const F16: u32 = 0;
+    pub const BF16: u32 = 1;
+    pub const F32: u32 = 2;
+}
