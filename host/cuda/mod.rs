@@ -11,6 +11,7 @@
 //! | module, function | [`Module`], [`Kernel`] |
 //! | stream, event, graph | [`Stream`], [`Event`], [`Graph`] |
 //! | device memory | [`DeviceBuffer`] |
+//! | keyhead's GDN kernels, on raw device addresses | [`Gdn`] |
 //!
 //! Conventions:
 //! * Sizes are in bytes unless the name says elements, times in milliseconds, clocks in kHz.
@@ -53,6 +54,7 @@ mod buffer;
 mod device;
 mod driver;
 mod facts;
+mod gdn;
 mod kernel;
 mod module;
 mod stream;
@@ -63,6 +65,7 @@ pub use buffer::DeviceBuffer;
 pub use device::{Current, Device};
 pub use driver::version as driver_version;
 pub use facts::DeviceFacts;
+pub use gdn::{DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, OutDtype};
 pub use kernel::Kernel;
 pub use module::Module;
 pub use stream::{Event, Graph, Stream};

@@ -1,6 +1,7 @@
 //! PTX text, compiled by the driver for the device at hand.
 
 use std::ffi::{CString, c_int, c_void};
+use std::fmt;
 use std::ptr;
 use std::sync::{Arc, Mutex};
 
@@ -30,6 +31,12 @@ pub(super) struct Inner {
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+
+impl fmt::Debug for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Module({})", self.name())
+    }
+}
 
 impl Module {
     /// Compiles `ptx` for the device and loads it; `name` is for messages. The driver keeps a cache of what

@@ -1,7 +1,7 @@
 //! Order on the device: streams, events, and graphs captured from a stream.
 
 use std::ffi::c_int;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,6 +32,12 @@ pub struct Stream {
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:p} of {:?})", self.raw, self.device)
+    }
+}
 
 impl Stream {
     /// A new stream, which neither waits for the legacy default stream nor makes it wait.

@@ -1,0 +1,124 @@
+//! Where a call on host memory runs: the CPU, or a CUDA device. Both give the same bits.
+
+use crate::cpu;
+use crate::cuda::{self, Gdn, Stream};
+use crate::error::{Error, Result};
+use crate::gdn::{HeadMap, Heads, OutNorm, Recurrence, Request, Variant};
+
+/// A place to run on. For calls on device memory and an engine's own stream see [`cuda::Gdn`].
+#[derive(Debug)]
+pub struct Backend {
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Cpu(cpu::Isa),
+    Cuda(Box<Cuda>),
+}
+
+#[derive(Debug)]
+struct Cuda {
+    gdn: Gdn,
+    stream: Stream,
+}
+
+impl Backend {
+    /// All cores of the CPU. Errors: `Argument` when `KEYHEAD_CPU` names an instruction set that is not there.
+    pub fn cpu() -> Result<Backend> {
+        Ok(Backend { kind: Kind::Cpu(cpu::Isa::chosen()?) })
+    }
+
+    /// CUDA device `ordinal`, counted from 0. Errors: `NoDriver`, `NoDevice`, `ComputeCapability`, `DriverTooOld`, `Jit`, or the
+    /// driver's own.
+    pub fn cuda(ordinal: usize) -> Result<Backend> {
+        let device = cuda::Device::open(ordinal)?;
+        let stream = Stream::new(&device)?;
+        Ok(Backend { kind: Kind::Cuda(Box::new(Cuda { gdn: Gdn::new(&device)?, stream })) })
+    }
+
+    /// CUDA device 0 where it can be used, else the CPU; with a line that says which, and why.
+    pub fn auto() -> Result<(Backend, String)> {
+        match Backend::cuda(0) {
+            Ok(backend) => {
+                let line = backend.describe();
+                Ok((backend, line))
+            }
+            Err(why) => {
+                let backend = Backend::cpu()?;
+                let line = format!("{}, because: {why}", backend.describe());
+                Ok((backend, line))
+            }
+        }
+    }
+
+    /// A line for people: `cpu (avx512, 2 threads)`, `cuda:0 (NVIDIA H200)`.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            Kind::Cpu(isa) => format!("cpu ({}, {} threads)", isa.name(), rayon::current_num_threads()),
+            Kind::Cuda(cuda) => {
+                let facts = cuda.gdn.device().facts();
+                format!("cuda:{} ({})", facts.ordinal, facts.name)
+            }
+        }
+    }
+
+    /// The GDN kernels, where this is a CUDA device.
+    pub fn gdn(&self) -> Option<&Gdn> {
+        match &self.kind {
+            Kind::Cpu(_) => None,
+            Kind::Cuda(cuda) => Some(&cuda.gdn),
+        }
+    }
+
+    /// Runs the recurrence and returns what ran, and why. `variant` names a GPU kernel; `None` lets the plan choose.
+    ///
+    /// Errors: `Variant` when the one asked for cannot run here, `DeviceMemory`, or the driver's own; the state is then what
+    /// it was.
+    pub fn recurrence(&self, call: Recurrence<'_>, variant: Option<Variant>) -> Result<String> {
+        match &self.kind {
+            Kind::Cpu(isa) => {
+                if let Some(variant) = variant {
+                    let reason = "the CPU backend has no variants; leave it out, or say `auto`".into();
+                    return Err(Error::Variant { variant: variant.to_string(), reason });
+                }
+                cpu::recurrence_with(*isa, call)?;
+                Ok(format!("cpu/{}", isa.name()))
+            }
+            Kind::Cuda(cuda) => {
+                let plan = cuda.gdn.recurrence_host(&cuda.stream, call, variant)?;
+                Ok(format!("{}: {}", plan.variant, plan.reason))
+            }
+        }
+    }
+
+    /// Runs the out norm.
+    pub fn out_norm(&self, call: OutNorm<'_>) -> Result<()> {
+        match &self.kind {
+            Kind::Cpu(isa) => cpu::out_norm_with(*isa, call),
+            Kind::Cuda(cuda) => cuda.gdn.out_norm_host(&cuda.stream, call),
+        }
+    }
+
+    /// For each step and some shapes of published models, what runs here and why.
+    pub fn plan_lines(&self) -> Vec<String> {
+        const SHAPES: [(usize, usize); 7] = [(16, 48), (16, 32), (16, 64), (16, 16), (8, 24), (4, 16), (2, 8)];
+        let line = |(key, value): (usize, usize)| {
+            let step = format!("recurrence {key}/{value} heads");
+            let plan = match &self.kind {
+                Kind::Cpu(isa) => return format!("{step}: {}", isa.name()),
+                Kind::Cuda(cuda) => Heads::new(key, value, HeadMap::Grouped)
+                    .and_then(|heads| cuda.gdn.plan(&Request { heads, variant: None, aligned: true })),
+            };
+            match plan {
+                Ok(plan) => format!("{step}: {}: {}", plan.variant, plan.reason),
+                Err(error) => format!("{step}: {error}"),
+            }
+        };
+        let norm = match &self.kind {
+            Kind::Cpu(isa) => format!("out_norm: {}", isa.name()),
+            Kind::Cuda(_) => "out_norm: out_norm: the only kernel of this step".into(),
+        };
+        SHAPES.into_iter().map(line).chain([norm]).collect()
+    }
+}

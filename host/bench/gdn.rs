@@ -1,0 +1,157 @@
+//! The recurrence variants and the out norm, on random inputs of any length.
+
+use super::{Contender, Row, alternate};
+use crate::check::{Data, Shape};
+use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, OutDtype, Stream};
+use crate::error::{Error, Result};
+use crate::gdn::{HEAD_DIM, Heads, NormAct, Request, StateLayout, Variant};
+
+/// Tokens that are made at random; longer inputs repeat them.
+const RANDOM_TOKENS: usize = 1024;
+
+/// Timed rounds for a call of `tokens`.
+fn rounds(tokens: usize) -> usize {
+    if tokens >= 16_384 { 10 } else { 20 }
+}
+
+/// One layer's inputs and outputs on the device, in the packed layout.
+struct Layer {
+    data: Data,
+    stream: Stream,
+    qkv: DeviceBuffer<f32>,
+    gate: DeviceBuffer<f32>,
+    beta: DeviceBuffer<f32>,
+    state: DeviceBuffer<f32>,
+    y: DeviceBuffer<f32>,
+    z: DeviceBuffer<f32>,
+    weight: DeviceBuffer<f32>,
+    out: DeviceBuffer<u16>,
+    tokens: usize,
+}
+
+impl Layer {
+    fn new(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Layer> {
+        let shape = Shape {
+            heads,
+            layout: StateLayout::RowMajor,
+            tokens: RANDOM_TOKENS.min(tokens),
+            packed: true,
+        };
+        let data = Data::random(shape, 0xb3);
+        let (device, stream) = (gdn.device(), Stream::new(gdn.device())?);
+        let repeated = |what: &str, words: &[f32]| -> Result<DeviceBuffer<f32>> {
+            let per_token = words.len() / shape.tokens.max(1);
+            let mut buffer = DeviceBuffer::alloc(device, what, tokens * per_token)?;
+            for start in (0..tokens).step_by(shape.tokens.max(1)) {
+                let count = shape.tokens.min(tokens - start);
+                buffer.upload_at(&stream, start * per_token, &words[..count * per_token])?;
+            }
+            Ok(buffer)
+        };
+        let y_len = tokens * heads.value() * HEAD_DIM;
+        Ok(Layer {
+            qkv: repeated("qkv", &data.qkv)?,
+            gate: repeated("gate", &data.gate)?,
+            beta: repeated("beta", &data.beta)?,
+            z: repeated("z", &data.z)?,
+            state: DeviceBuffer::from_slice(&stream, "state", &data.state)?,
+            weight: DeviceBuffer::from_slice(&stream, "norm_weight", &data.weight)?,
+            y: DeviceBuffer::alloc(device, "y", y_len)?,
+            out: DeviceBuffer::alloc(device, "out", y_len)?,
+            data,
+            stream,
+            tokens,
+        })
+    }
+
+    fn recurrence(&self) -> DeviceRecurrence {
+        let Shape { heads, layout, .. } = self.data.shape;
+        let [q, k, v] = self
+            .data
+            .places()
+            .map(|(offset, stride)| DeviceRows { address: self.qkv.as_ptr() + 4 * offset as u64, stride });
+        DeviceRecurrence {
+            heads,
+            tokens: self.tokens,
+            q,
+            k,
+            v,
+            gate: self.gate.as_ptr(),
+            beta: self.beta.as_ptr(),
+            state: self.state.as_ptr(),
+            layout,
+            y: self.y.as_ptr(),
+        }
+    }
+
+    fn out_norm(&self) -> DeviceOutNorm {
+        let value_heads = self.data.shape.heads.value();
+        DeviceOutNorm {
+            value_heads,
+            tokens: self.tokens,
+            y: self.y.as_ptr(),
+            z: self.z.as_ptr(),
+            weight: self.weight.as_ptr(),
+            act: NormAct::Silu,
+            eps: 1e-6,
+            out: self.out.as_ptr(),
+            out_stride: value_heads * HEAD_DIM,
+            out_dtype: OutDtype::F16,
+        }
+    }
+}
+
+/// The recurrence variants that can run here, alternating. The state goes on from call to call, as in a model.
+pub fn recurrence(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
+    let can_run = |variant: &Variant| {
+        match gdn.plan(&Request { heads, variant: Some(*variant), aligned: true }) {
+            Ok(_) => Ok(true),
+            Err(Error::Variant { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    };
+    let layer = Layer::new(gdn, heads, tokens)?;
+    let mut contenders = Vec::new();
+    for variant in Variant::ALL {
+        if !can_run(&variant)? {
+            continue;
+        }
+        let (call, stream) = (layer.recurrence(), &layer.stream);
+        contenders.push(Contender {
+            name: format!("recurrence/{variant}/{}x{}/{tokens}", heads.key(), heads.value()),
+            // SAFETY: the layer's buffers are of these sizes and outlive the timing, which ends with a synchronisation.
+            run: Box::new(move || unsafe { gdn.recurrence(stream, &call, Some(variant)) }.map(drop)),
+        });
+    }
+    let words = 2 * heads.key() * HEAD_DIM + 2 * heads.value() * HEAD_DIM + 2 * heads.value();
+    measure(gdn, &layer, contenders, 4 * (tokens * words + 2 * heads.state_len()))
+}
+
+/// `out_norm` and the variant before it, alternating; f16 out.
+pub fn norm(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
+    let layer = Layer::new(gdn, heads, tokens)?;
+    let (call, stream) = (layer.out_norm(), &layer.stream);
+    // y as the recurrence leaves it; the variant before overwrites it with normed values.
+    // SAFETY: as below.
+    unsafe { gdn.recurrence(stream, &layer.recurrence(), None)? };
+    let name = |entry: &str| format!("{entry}/{}x{}/{tokens}", heads.key(), heads.value());
+    let contenders = vec![
+        Contender {
+            name: name("out_norm"),
+            // SAFETY: the layer's buffers are of these sizes and outlive the timing, which ends with a synchronisation.
+            run: Box::new(move || unsafe { gdn.out_norm(stream, &call) }),
+        },
+        Contender {
+            name: name("out_norm_before"),
+            // SAFETY: as above.
+            run: Box::new(move || unsafe { gdn.out_norm_before(stream, &call) }),
+        },
+    ];
+    measure(gdn, &layer, contenders, tokens * heads.value() * HEAD_DIM * (4 + 4 + 2))
+}
+
+fn measure(gdn: &Gdn, layer: &Layer, mut contenders: Vec<Contender<'_>>, bytes: usize) -> Result<Vec<Row>> {
+    let times = alternate(gdn.device(), &layer.stream, rounds(layer.tokens), &mut contenders)?;
+    let rows = contenders.iter().zip(times);
+    Ok(rows.map(|(contender, times)| Row::new(contender.name.clone(), times, layer.tokens, bytes)).collect())
+}

@@ -1,0 +1,106 @@
+//! `keyhead bench`: the kernels of a CUDA device against each other and against the card's limits, in one run.
+//!
+//! Variants alternate, and the first one rotates, so that a change of clocks hits all of them alike; a time is the median of
+//! the rounds behind the warm-up, between CUDA events.
+
+mod gdn;
+
+pub use gdn::{norm, recurrence};
+
+use crate::cuda::{Device, DeviceBuffer, Event, Stream};
+use crate::error::Result;
+
+/// Rounds that are not counted.
+const WARM_UP: usize = 3;
+
+/// A measured row.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Row {
+    /// What ran: `recurrence/keyhead/16x48/8192`.
+    pub name: String,
+    /// Milliseconds of a call.
+    pub median_ms: f64,
+    pub min_ms: f64,
+    pub max_ms: f64,
+    /// Rounds behind the warm-up.
+    pub rounds: usize,
+    /// Tokens of a call.
+    pub tokens: usize,
+    /// Bytes that a call must move through device memory: each input read once, each output written once.
+    pub bytes: usize,
+}
+
+impl Row {
+    fn new(name: String, mut times: Vec<f32>, tokens: usize, bytes: usize) -> Row {
+        times.sort_by(f32::total_cmp);
+        let at = |index: usize| f64::from(times.get(index).copied().unwrap_or(f32::NAN));
+        let rounds = times.len();
+        Row {
+            name,
+            median_ms: at(rounds / 2),
+            min_ms: at(0),
+            max_ms: at(rounds.saturating_sub(1)),
+            rounds,
+            tokens,
+            bytes,
+        }
+    }
+
+    /// Microseconds a token.
+    pub fn us_per_token(&self) -> f64 {
+        self.median_ms * 1e3 / self.tokens as f64
+    }
+
+    /// The bandwidth that the bytes amount to, in TB/s.
+    pub fn terabytes_per_second(&self) -> f64 {
+        self.bytes as f64 / self.median_ms / 1e9
+    }
+}
+
+/// A call to time: queues its work on the stream.
+struct Contender<'a> {
+    name: String,
+    run: Box<dyn FnMut() -> Result<()> + 'a>,
+}
+
+/// Times the contenders round by round, each round starting with the next one.
+fn alternate(
+    device: &Device,
+    stream: &Stream,
+    rounds: usize,
+    contenders: &mut [Contender<'_>],
+) -> Result<Vec<Vec<f32>>> {
+    let (start, end) = (Event::new(device)?, Event::new(device)?);
+    let count = contenders.len();
+    let mut times = vec![Vec::with_capacity(rounds); count];
+    for round in 0..WARM_UP + rounds {
+        for turn in 0..count {
+            let index = (round + turn) % count;
+            let contender = &mut contenders[index];
+            start.record(stream)?;
+            (contender.run)()?;
+            end.record(stream)?;
+            let elapsed = end.elapsed_ms(&start)?;
+            if round >= WARM_UP {
+                times[index].push(elapsed);
+            }
+        }
+    }
+    stream.synchronize()?;
+    Ok(times)
+}
+
+/// The time of a device-to-device copy of 1 GiB: the card's bandwidth limit, in the same terms as the rows.
+pub fn copy(device: &Device) -> Result<Row> {
+    const BYTES: usize = 1 << 30;
+    let stream = Stream::new(device)?;
+    let mut source = DeviceBuffer::<f32>::alloc(device, "the copy's source", BYTES / 4)?;
+    let mut target = DeviceBuffer::<f32>::alloc(device, "the copy's target", BYTES / 4)?;
+    source.memset_u8(&stream, 0x3c)?;
+    let mut contenders = [Contender {
+        name: "copy".into(),
+        run: Box::new(|| target.copy_from(&stream, &source)),
+    }];
+    let mut times = alternate(device, &stream, 20, &mut contenders)?;
+    Ok(Row::new("copy/1GiB".into(), times.remove(0), 1, 2 * BYTES))
+}

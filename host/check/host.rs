@@ -1,0 +1,57 @@
+//! The checks without a GPU: the kernels on the SIMT executor, and the CPU backend's instruction sets against each other.
+
+use super::{Data, Report, Shape, same_bits, simt};
+use crate::cpu;
+use crate::gdn::{HeadMap, Heads, NormAct, NormOut, StateLayout, Variant};
+use ::simt::Order;
+
+const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(1)];
+const TOKENS: [usize; 6] = [1, 2, 7, 8, 9, 17];
+
+pub(super) fn run(report: &mut Report<'_>) {
+    for (index, &tokens) in TOKENS.iter().enumerate() {
+        for vpk in 1..=4 {
+            let map = if (index + vpk) % 2 == 0 { HeadMap::Tiled } else { HeadMap::Grouped };
+            let layout = if index % 2 == 0 { StateLayout::HeadMajor } else { StateLayout::RowMajor };
+            let heads = Heads::new(2, 2 * vpk, map).expect("a valid pair");
+            let shape = Shape { heads, layout, tokens, packed: index % 2 == 1 };
+            let data = Data::random(shape, 11 + index as u64);
+            instruction_sets(report, &data);
+            let order = ORDERS[(index + vpk) % ORDERS.len()];
+            for variant in Variant::ALL {
+                let outcome = recurrence(&data, variant, order);
+                report.case(&format!("simt {variant} {shape} {order}"), outcome);
+            }
+            report.case(&format!("simt out_norm {shape} {order}"), out_norm(&data, order));
+        }
+    }
+}
+
+fn instruction_sets(report: &mut Report<'_>, data: &Data) {
+    let expected = data.expected();
+    for isa in cpu::Isa::available() {
+        let mut output = data.blank();
+        let outcome = cpu::recurrence_with(isa, data.call(&mut output)).map_err(|error| error.to_string());
+        let outcome = outcome.and_then(|()| same_bits("y", &output.y, &expected.y))
+            .and_then(|()| same_bits("state", &output.state, &expected.state));
+        report.case(&format!("cpu/{} {}", isa.name(), data.shape), outcome);
+    }
+}
+
+fn recurrence(data: &Data, variant: Variant, order: Order) -> Result<(), String> {
+    let mut output = data.blank();
+    simt::recurrence(variant, order, data.call(&mut output)).map_err(|fault| fault.to_string())?;
+    let expected = data.expected();
+    same_bits("y", &output.y, &expected.y)?;
+    same_bits("state", &output.state, &expected.state)
+}
+
+fn out_norm(data: &Data, order: Order) -> Result<(), String> {
+    let y = data.expected().y;
+    let blank = vec![half::f16::from_bits(0x5a5a); y.len()];
+    let (mut found, mut expected) = (blank.clone(), blank);
+    simt::out_norm(order, data.norm_call(&y, NormAct::Silu, NormOut::F16(&mut found)))
+        .map_err(|fault| fault.to_string())?;
+    cpu::out_norm(data.norm_call(&y, NormAct::Silu, NormOut::F16(&mut expected)));
+    same_bits("out", &found, &expected)
+}

@@ -1,0 +1,64 @@
+//! `keyhead check`: every kernel that can run here against the CPU backend, bit for bit.
+//!
+//! On a CUDA device each kernel runs there, on buffers with guard words behind them. Without one each kernel's source runs on
+//! the SIMT executor, under several thread orders, on small shapes.
+
+mod data;
+mod device;
+mod host;
+pub mod simt;
+
+pub use data::{Data, Output, Shape};
+
+use crate::backend::Backend;
+use std::fmt::LowerExp;
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    pub passed: usize,
+    pub failed: usize,
+}
+
+/// Collects the outcomes of the cases.
+struct Report<'a> {
+    summary: Summary,
+    progress: &'a mut dyn FnMut(&str, Result<(), String>),
+}
+
+impl Report<'_> {
+    fn case(&mut self, name: &str, outcome: Result<(), String>) {
+        match outcome {
+            Ok(()) => self.summary.passed += 1,
+            Err(_) => self.summary.failed += 1,
+        }
+        (self.progress)(name, outcome);
+    }
+}
+
+/// Runs all cases; `progress` is told each one's name and outcome.
+pub fn run(backend: &Backend, progress: &mut dyn FnMut(&str, Result<(), String>)) -> Summary {
+    let mut report = Report { summary: Summary::default(), progress };
+    match backend.gdn() {
+        Some(gdn) => device::run(gdn, backend, &mut report),
+        None => host::run(&mut report),
+    }
+    report.summary
+}
+
+/// Where two runs differ first, if they do. NaNs count as equal only with equal bits.
+pub fn same_bits<T: bytemuck::Pod + LowerExp>(what: &str, found: &[T], expected: &[T]) -> Result<(), String> {
+    if found.len() != expected.len() {
+        return Err(format!("{what}: {} elements, expected {}", found.len(), expected.len()));
+    }
+    let differs = |(found, expected): (&T, &T)| bytemuck::bytes_of(found) != bytemuck::bytes_of(expected);
+    let Some(index) = found.iter().zip(expected).position(differs) else { return Ok(()) };
+    let count = found.iter().zip(expected).filter(|&pair| differs(pair)).count();
+    let show = |word: &T| format!("{word:e} ({:02x?})", bytemuck::bytes_of(word));
+    Err(format!(
+        "{what}[{index}] is {}, expected {}; {count} of {} elements differ",
+        show(&found[index]),
+        show(&expected[index]),
+        found.len()
+    ))
+}

@@ -1,0 +1,292 @@
+//! The shape of a DeltaNet call, checked once: what is made here cannot be wrong further in.
+
+use crate::error::{Error, Result};
+
+/// Rows (key dim) and columns (value dim) of a head's state; the only head size.
+pub const HEAD_DIM: usize = kernels_gpu::gdn::HEAD_DIM;
+
+/// Which key head a value head reads. Taking the wrong one gives plausible wrong numbers, so there is no default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HeadMap {
+    /// Value head h reads key head `h % HK` (llama.cpp).
+    Tiled,
+    /// Value head h reads key head `h / (HV / HK)` (Hugging Face, vLLM, FLA).
+    Grouped,
+}
+
+/// Where a state's cells lie; rows are the key dim, columns the value dim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StateLayout {
+    /// `[HV][128 rows][128 columns]` (FLA, Hugging Face).
+    HeadMajor,
+    /// `[128 rows][HV][128 columns]` (llama.cpp's engine family).
+    RowMajor,
+}
+
+/// Key and value heads of a layer, and how they go together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Heads {
+    key: usize,
+    value: usize,
+    map: HeadMap,
+}
+
+impl Heads {
+    /// `key` in 1..=64; `value` a multiple of it, at most 1024.
+    pub fn new(key: usize, value: usize, map: HeadMap) -> Result<Self> {
+        let accepted = |text: &str| Error::Heads { key, value, accepted: text.into() };
+        if !(1..=64).contains(&key) {
+            return Err(accepted("1 to 64 key heads"));
+        }
+        if value == 0 || value % key != 0 {
+            return Err(accepted("a number of value heads that is a positive multiple of the key heads"));
+        }
+        if value > 1024 {
+            return Err(accepted("at most 1024 value heads"));
+        }
+        Ok(Self { key, value, map })
+    }
+
+    pub fn key(self) -> usize {
+        self.key
+    }
+
+    pub fn value(self) -> usize {
+        self.value
+    }
+
+    pub fn map(self) -> HeadMap {
+        self.map
+    }
+
+    /// Value heads that share a key head.
+    pub fn per_key(self) -> usize {
+        self.value / self.key
+    }
+
+    /// The key head that value head `value` reads.
+    pub fn key_of(self, value: usize) -> usize {
+        match self.map {
+            HeadMap::Tiled => value % self.key,
+            HeadMap::Grouped => value / self.per_key(),
+        }
+    }
+
+    /// `(a, b)` such that the value heads of key head `j` are `j * a + i * b` for `i` in `0..per_key`.
+    pub(crate) fn strides(self) -> (usize, usize) {
+        match self.map {
+            HeadMap::Tiled => (1, self.key),
+            HeadMap::Grouped => (self.per_key(), 1),
+        }
+    }
+
+    /// Elements of a state, in either layout.
+    pub fn state_len(self) -> usize {
+        self.value * HEAD_DIM * HEAD_DIM
+    }
+}
+
+impl StateLayout {
+    /// `(row stride, head stride)` in elements.
+    pub(crate) fn strides(self, heads: Heads) -> (usize, usize) {
+        match self {
+            StateLayout::HeadMajor => (HEAD_DIM, HEAD_DIM * HEAD_DIM),
+            StateLayout::RowMajor => (heads.value() * HEAD_DIM, HEAD_DIM),
+        }
+    }
+}
+
+/// Rows of `[tokens][heads][128]` f32 with a stride between tokens, so that q, k and v may lie in one packed buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    pub(crate) data: &'a [f32],
+    pub(crate) stride: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Rows without gaps: the stride is `heads * 128`.
+    pub fn packed(data: &'a [f32], heads: usize) -> Self {
+        Self { data, stride: heads * HEAD_DIM }
+    }
+
+    /// Rows whose tokens lie `stride` elements apart; `data` starts at the first head of token 0.
+    pub fn strided(data: &'a [f32], stride: usize) -> Self {
+        Self { data, stride }
+    }
+
+    /// Whether all of `tokens * heads` rows are there.
+    fn check(&self, tensor: &str, tokens: usize, heads: usize) -> Result<()> {
+        check_stride(tensor, self.stride, heads)?;
+        let row = heads * HEAD_DIM;
+        let needed = match tokens {
+            0 => Some(0),
+            _ => (tokens - 1).checked_mul(self.stride).and_then(|n| n.checked_add(row)),
+        };
+        match needed {
+            Some(needed) if needed <= self.data.len() => Ok(()),
+            _ => Err(Error::Length {
+                tensor: tensor.into(),
+                found: self.data.len(),
+                accepted: format!(
+                    "{} or more ({tokens} tokens, {} elements apart, {heads} heads of 128)",
+                    needed.map_or("more than fit in memory".into(), |n| n.to_string()),
+                    self.stride
+                ),
+            }),
+        }
+    }
+}
+
+/// The inputs of the recurrence, in f32 on the host. q and k are l2-normalised already and not scaled.
+#[derive(Clone, Copy, Debug)]
+pub struct RecurrenceInputs<'a> {
+    /// `[T][HK][128]`.
+    pub q: Rows<'a>,
+    /// `[T][HK][128]`.
+    pub k: Rows<'a>,
+    /// `[T][HV][128]`.
+    pub v: Rows<'a>,
+    /// `[T][HV]`: the log of the decay, at most 0.
+    pub gate: &'a [f32],
+    /// `[T][HV]`.
+    pub beta: &'a [f32],
+}
+
+/// A recurrence call whose buffers fit its shape.
+#[derive(Debug)]
+pub struct Recurrence<'a> {
+    pub(crate) heads: Heads,
+    pub(crate) layout: StateLayout,
+    pub(crate) tokens: usize,
+    pub(crate) inputs: RecurrenceInputs<'a>,
+    pub(crate) state: &'a mut [f32],
+    pub(crate) y: &'a mut [f32],
+}
+
+impl<'a> Recurrence<'a> {
+    /// `state` `[HV][128][128]` or as `layout` says: read, and replaced by the state after the last token; `y`
+    /// `[tokens][HV][128]`: written.
+    pub fn new(
+        heads: Heads,
+        layout: StateLayout,
+        tokens: usize,
+        inputs: RecurrenceInputs<'a>,
+        state: &'a mut [f32],
+        y: &'a mut [f32],
+    ) -> Result<Self> {
+        check_tokens(tokens)?;
+        inputs.q.check("q", tokens, heads.key())?;
+        inputs.k.check("k", tokens, heads.key())?;
+        inputs.v.check("v", tokens, heads.value())?;
+        check_len("gate", inputs.gate.len(), &[tokens, heads.value()])?;
+        check_len("beta", inputs.beta.len(), &[tokens, heads.value()])?;
+        check_len("state", state.len(), &[heads.value(), HEAD_DIM, HEAD_DIM])?;
+        check_len("y", y.len(), &[tokens, heads.value(), HEAD_DIM])?;
+        Ok(Self { heads, layout, tokens, inputs, state, y })
+    }
+}
+
+/// The activation of the output gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormAct {
+    /// `sigmoid(z)`.
+    Sigmoid,
+    /// `silu(z)`: Hugging Face's Qwen3-Next and Qwen3.5.
+    Silu,
+}
+
+/// The normed output, `[tokens][stride]` with head h, column c at `h * 128 + c`.
+#[derive(Debug)]
+pub enum NormOut<'a> {
+    F16(&'a mut [half::f16]),
+    Bf16(&'a mut [half::bf16]),
+    F32(&'a mut [f32]),
+}
+
+impl NormOut<'_> {
+    fn len(&self) -> usize {
+        match self {
+            NormOut::F16(out) => out.len(),
+            NormOut::Bf16(out) => out.len(),
+            NormOut::F32(out) => out.len(),
+        }
+    }
+}
+
+/// An out norm call whose buffers fit its shape.
+#[derive(Debug)]
+pub struct OutNorm<'a> {
+    pub(crate) value_heads: usize,
+    pub(crate) tokens: usize,
+    pub(crate) y: &'a [f32],
+    pub(crate) z: &'a [f32],
+    pub(crate) weight: &'a [f32],
+    pub(crate) act: NormAct,
+    pub(crate) eps: f32,
+    pub(crate) out: NormOut<'a>,
+    pub(crate) out_stride: usize,
+}
+
+impl<'a> OutNorm<'a> {
+    /// `y` and `z` `[tokens][HV][128]`, `weight` `[128]` and finite (it is shared by the heads), `eps` finite and not negative;
+    /// `out` `[tokens][out_stride]` with `out_stride >= HV * 128`; only the `HV * 128` elements of a row are written.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        value_heads: usize,
+        tokens: usize,
+        y: &'a [f32],
+        z: &'a [f32],
+        weight: &'a [f32],
+        act: NormAct,
+        eps: f32,
+        out: NormOut<'a>,
+        out_stride: usize,
+    ) -> Result<Self> {
+        check_tokens(tokens)?;
+        check_len("y", y.len(), &[tokens, value_heads, HEAD_DIM])?;
+        check_len("z", z.len(), &[tokens, value_heads, HEAD_DIM])?;
+        check_len("norm_weight", weight.len(), &[HEAD_DIM])?;
+        if let Some(index) = weight.iter().position(|w| !w.is_finite()) {
+            return Err(Error::NonFinite { tensor: "norm_weight".into(), index, found: weight[index] });
+        }
+        check_eps(eps)?;
+        check_stride("out", out_stride, value_heads)?;
+        check_len("out", out.len(), &[tokens, out_stride])?;
+        Ok(Self { value_heads, tokens, y, z, weight, act, eps, out, out_stride })
+    }
+}
+
+/// `eps` must be a finite number that is not negative.
+pub(crate) fn check_eps(eps: f32) -> Result<()> {
+    if eps.is_finite() && eps >= 0.0 {
+        return Ok(());
+    }
+    Err(Error::argument("eps", eps, "a finite number that is not negative"))
+}
+
+/// A call takes fewer than 2^31 tokens: a CUDA grid has no more blocks.
+pub(crate) fn check_tokens(tokens: usize) -> Result<()> {
+    if tokens <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::argument("tokens", tokens, "at most 2147483647 in a call"))
+}
+
+/// Tokens must lie at least a row apart.
+pub(crate) fn check_stride(tensor: &str, stride: usize, heads: usize) -> Result<()> {
+    let row = heads * HEAD_DIM;
+    if stride >= row {
+        return Ok(());
+    }
+    let accepted = format!("at least {row} ({heads} heads of 128)");
+    Err(Error::Stride { tensor: tensor.into(), found: stride, accepted })
+}
+
+fn check_len(tensor: &str, found: usize, shape: &[usize]) -> Result<()> {
+    let needed = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
+    if needed == Some(found) {
+        return Ok(());
+    }
+    let product = shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" * ");
+    Err(Error::Length { tensor: tensor.into(), found, accepted: format!("exactly {product} elements") })
+}

@@ -1,0 +1,19 @@
+//! The prompt path of hybrid LLMs: the Gated DeltaNet layer, on NVIDIA GPUs and on the CPU, with one set of bits.
+
+// cust's symbols are defined by this crate; without the reference the linker would drop it.
+extern crate cuda_shim as _;
+
+pub mod backend;
+pub mod bench;
+pub mod check;
+pub mod cpu;
+pub mod cuda;
+pub mod error;
+pub mod gdn;
+
+#[cfg(any())]
+pub mod io;
+pub mod ptx;
+
+pub use backend::Backend;
+pub use error::{Error, Result};

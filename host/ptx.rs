@@ -1,0 +1,168 @@
+//! The PTX modules in this binary, and the manifest that an engine in another language loads them by.
+
+use crate::error::{Error, Result};
+use kernels_gpu::params::{Field, OutNormArgs, RecurrenceArgs};
+use serde::Serialize;
+
+/// A PTX module, built for one feature level.
+#[derive(Clone, Copy, Debug)]
+pub struct Module {
+    /// The architecture it is built for; it runs on every card of at least this compute capability.
+    pub name: &'static str,
+    /// The PTX version: the driver must be as new as the CUDA release that brought it.
+    pub ptx_version: &'static str,
+    pub text: &'static str,
+    pub entries: &'static [Entry],
+}
+
+/// What an entry's PTX says.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    pub name: &'static str,
+    /// The largest block.
+    pub threads: u32,
+    /// Blocks that must fit on an SM; 0 where nothing is asked.
+    pub min_blocks: u32,
+    /// `bar.sync` instructions.
+    pub barriers: u32,
+    /// Static shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// Bytes of the argument record.
+    pub param_bytes: u32,
+}
+
+include!(concat!(env!("OUT_DIR"), "/modules.rs"));
+
+/// Registers of each entry by architecture, as ptxas gives them for the checked-in modules: `entry -> sm_NN -> registers`.
+const REGISTERS: &str = include_str!("../ptx/registers.json");
+
+impl Module {
+    /// The compute capability it is built for, `(8, 0)` for sm_80.
+    pub fn compute_capability(&self) -> (u32, u32) {
+        let digits: u32 = self.name.trim_start_matches("sm_").parse().unwrap_or(u32::MAX);
+        (digits / 10, digits % 10)
+    }
+
+    /// The module for a card: the highest level that it can run.
+    pub fn for_compute_capability(major: u32, minor: u32) -> Option<&'static Module> {
+        MODULES.iter().rev().find(|module| module.compute_capability() <= (major, minor))
+    }
+
+    /// The module built for `arch`.
+    pub fn named(arch: &str) -> Result<&'static Module> {
+        MODULES.iter().find(|module| module.name == arch).ok_or_else(|| {
+            let names: Vec<_> = MODULES.iter().map(|module| module.name).collect();
+            Error::argument("arch", format!("`{arch}`"), names.join(", "))
+        })
+    }
+}
+
+/// How an entry is launched, beside what its PTX says.
+struct Launch {
+    block: [u32; 3],
+    grid: &'static str,
+    record: &'static str,
+    fields: &'static [Field],
+    what: &'static str,
+}
+
+fn launch(entry: &str) -> Launch {
+    let recurrence = |grid, what| Launch {
+        block: [32, 4, 1],
+        grid,
+        record: "RecurrenceArgs",
+        fields: RecurrenceArgs::FIELDS,
+        what,
+    };
+    match entry {
+        "pipe" => recurrence("[value_heads * 4, 1, 1]", "the recurrence, any number of value heads a key head"),
+        _ if entry.starts_with("keyhead_vpk") => recurrence(
+            "[key_heads * 4, 1, 1]; all blocks resident at once",
+            "the recurrence for the number of value heads a key head in its name; q, k, v 16-byte aligned, strides \
+             multiples of 4",
+        ),
+        _ => Launch {
+            block: [256, 1, 1],
+            grid: "[tokens, ceil(value_heads / 8), 1]",
+            record: "OutNormArgs",
+            fields: OutNormArgs::FIELDS,
+            what: "the gated RMS norm; y, z and weight 16-byte aligned",
+        },
+    }
+}
+
+#[derive(Serialize)]
+struct Manifest {
+    keyhead: &'static str,
+    abi: &'static str,
+    modules: Vec<ManifestModule>,
+}
+
+#[derive(Serialize)]
+struct ManifestModule {
+    name: &'static str,
+    file: String,
+    ptx_version: &'static str,
+    entries: Vec<ManifestEntry>,
+}
+
+#[derive(Serialize)]
+struct ManifestEntry {
+    name: &'static str,
+    what: &'static str,
+    block: [u32; 3],
+    grid: &'static str,
+    static_shared_bytes: u32,
+    dynamic_shared_bytes: u32,
+    parameters: ManifestParameters,
+    registers: serde_json::Value,
+}
+
+#[derive(Serialize)]
+struct ManifestParameters {
+    record: &'static str,
+    bytes: u32,
+    fields: &'static [Field],
+}
+
+/// The file that a module is exported to.
+pub fn file_name(module: &Module) -> String {
+    format!("keyhead_{}.ptx", module.name)
+}
+
+/// The launch manifest, as JSON: for each module its entries with argument record, block, grid, shared memory, and registers
+/// by architecture.
+pub fn manifest() -> Result<String> {
+    let damaged = |error: serde_json::Error| Error::argument("manifest", error, "JSON");
+    let registers: serde_json::Value = serde_json::from_str(REGISTERS).map_err(damaged)?;
+    let entry = |module: &Module, entry: &Entry| {
+        let launch = launch(entry.name);
+        ManifestEntry {
+            name: entry.name,
+            what: launch.what,
+            block: launch.block,
+            grid: launch.grid,
+            static_shared_bytes: entry.shared_bytes,
+            dynamic_shared_bytes: 0,
+            parameters: ManifestParameters {
+                record: launch.record,
+                bytes: entry.param_bytes,
+                fields: launch.fields,
+            },
+            registers: registers[module.name][entry.name].clone(),
+        }
+    };
+    let modules = MODULES.iter().map(|module| ManifestModule {
+        name: module.name,
+        file: file_name(module),
+        ptx_version: module.ptx_version,
+        entries: module.entries.iter().map(|e| entry(module, e)).collect(),
+    });
+    let manifest = Manifest {
+        keyhead: env!("CARGO_PKG_VERSION"),
+        abi: "each entry takes one record by value (kernelParams[0] points at it); pointers are device addresses, \
+              strides are in elements",
+        modules: modules.collect(),
+    };
+    serde_json::to_string_pretty(&manifest).map(|text| text + "\n").map_err(damaged)
+}
