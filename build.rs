@@ -22,16 +22,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         "" | "build" => Compiler::find(),
         other => return Err(format!("KEYHEAD_PTX is `{other}`; accepted: build, prebuilt, or unset").into()),
     };
-    let (source, modules) = match compiler {
-        Ok(compiler) => (format!("built by {}", compiler.version()), build(&compiler)?),
+    let (built, compiler, modules) = match compiler {
+        Ok(compiler) => (true, compiler.version().to_owned(), build(&compiler)?),
         Err(why) if wish == "build" => return Err(format!("no compiler for nvptx64: {why}").into()),
         Err(why) => {
             println!("cargo:warning=the GPU kernels are taken from ptx/, not built: {why}");
-            let builder = fs::read_to_string("ptx/COMPILER")?;
-            (format!("checked in, built by {}", builder.trim()), checked_in()?)
+            (false, checked_in_compiler()?, checked_in()?)
         }
     };
-    write_modules(&source, &modules)
+    write_modules(built, &compiler, &modules)
 }
 
 fn build(compiler: &Compiler) -> Result<Vec<Module>, Box<dyn Error>> {
@@ -56,10 +55,26 @@ fn checked_in() -> Result<Vec<Module>, Box<dyn Error>> {
     NvvmArch::ALL.into_iter().map(read).collect()
 }
 
+/// The compiler that the checked-in manifest names.
+fn checked_in_compiler() -> Result<String, Box<dyn Error>> {
+    let manifest = fs::read_to_string("ptx/manifest.json")?;
+    let line = manifest.lines().find_map(|line| line.trim().strip_prefix("\"compiler\": \""));
+    let name = line.and_then(|rest| rest.split('"').next()).ok_or("ptx/manifest.json names no compiler")?;
+    Ok(name.to_owned())
+}
+
 /// Leaves the modules and a table of them for host/ptx.rs.
-fn write_modules(source: &str, modules: &[Module]) -> Result<(), Box<dyn Error>> {
+fn write_modules(built: bool, compiler: &str, modules: &[Module]) -> Result<(), Box<dyn Error>> {
     let out = env::var("OUT_DIR")?;
-    let mut table = format!("pub const SOURCE: &str = {source:?};\npub const MODULES: &[Module] = &[\n");
+    let checked_in = checked_in_compiler()?;
+    let mut table = format!(
+        "/// Whether this build made the modules; else they are those checked in under ptx/.
+         pub const BUILT_HERE: bool = {built};
+         const COMPILER: &str = {compiler:?};
+         const CHECKED_IN_COMPILER: &str = {checked_in:?};
+         /// The modules, by rising feature level.
+         pub const MODULES: &[Module] = &[\n"
+    );
     for module in modules {
         let file = Path::new(&out).join(format!("{}.ptx", module.target()));
         fs::write(&file, module.text())?;

@@ -33,6 +33,24 @@ pub struct Entry {
 
 include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 
+/// The compiler that made the modules, as `rustc --version` prints it.
+pub fn compiler() -> &'static str {
+    COMPILER
+}
+
+/// The compiler that made the modules checked in under ptx/.
+pub fn checked_in_compiler() -> &'static str {
+    CHECKED_IN_COMPILER
+}
+
+/// Where the modules came from, in a line.
+pub fn source() -> String {
+    match BUILT_HERE {
+        true => format!("built by {COMPILER}"),
+        false => format!("checked in, built by {COMPILER}"),
+    }
+}
+
 /// Registers of each entry by architecture, as ptxas gives them for the checked-in modules: `entry -> sm_NN -> registers`.
 const REGISTERS: &str = include_str!("../ptx/registers.json");
 
@@ -94,6 +112,7 @@ fn launch(entry: &str) -> Launch {
 #[derive(Serialize)]
 struct Manifest {
     keyhead: &'static str,
+    compiler: &'static str,
     abi: &'static str,
     modules: Vec<ManifestModule>,
 }
@@ -160,6 +179,7 @@ pub fn manifest() -> Result<String> {
     });
     let manifest = Manifest {
         keyhead: env!("CARGO_PKG_VERSION"),
+        compiler: COMPILER,
         abi: "each entry takes one record by value (kernelParams[0] points at it); pointers are device addresses, \
               strides are in elements",
         modules: modules.collect(),
