@@ -85,16 +85,22 @@ struct Launch {
 }
 
 fn launch(entry: &str) -> Launch {
-    let recurrence = |grid, what| Launch {
-        block: [32, 4, 1],
+    let recurrence = |block, grid, what| Launch {
+        block,
         grid,
         record: "RecurrenceArgs",
         fields: RecurrenceArgs::FIELDS,
         what,
     };
     match entry {
-        "pipe" => recurrence("[value_heads * 4, 1, 1]", "the recurrence, any number of value heads a key head"),
+        "scan" => recurrence(
+            [256, 1, 1],
+            "[value_heads * 2, 1, 1]",
+            "the recurrence, any number of value heads a key head; q, k, v 16-byte aligned, strides multiples of 4",
+        ),
+        "pipe" => recurrence([32, 4, 1], "[value_heads * 4, 1, 1]", "the recurrence, any number of value heads a key head"),
         _ if entry.starts_with("keyhead_vpk") => recurrence(
+            [32, 4, 1],
             "[key_heads * 4, 1, 1]; all blocks resident at once",
             "the recurrence for the number of value heads a key head in its name; q, k, v 16-byte aligned, strides \
              multiples of 4",

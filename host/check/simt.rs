@@ -2,7 +2,7 @@
 
 use crate::gdn::{Heads, NormAct, NormOut, OutNorm, Recurrence, Variant};
 use kernels_gpu::gdn::out_norm as norm;
-use kernels_gpu::gdn::recurrence::{keyhead, pipe};
+use kernels_gpu::gdn::recurrence::{keyhead, pipe, scan};
 use kernels_gpu::params::{Global, GlobalMut, OutNormArgs, RecurrenceArgs};
 use simt::{Fault, Launch, Order, Stats};
 
@@ -34,7 +34,8 @@ pub fn recurrence(variant: Variant, order: Order, call: Recurrence<'_>) -> Resul
         head_per_slot: head_per_slot as u32,
     };
     let kernel = entry(variant, heads);
-    Launch::new(variant.blocks(heads) as u32, (32, 4))
+    let block: (u32, u32, u32) = variant.block().into();
+    Launch::new(variant.blocks(heads) as u32, block)
         .order(order)
         .input("q", inputs.q.data)
         .input("k", inputs.k.data)
@@ -50,6 +51,7 @@ pub fn recurrence(variant: Variant, order: Order, call: Recurrence<'_>) -> Resul
 fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
     match (variant, heads.per_key()) {
         (Variant::Pipe, _) => pipe::pipe,
+        (Variant::Scan, _) => scan::scan,
         (Variant::Keyhead, 1) => keyhead::keyhead_vpk1,
         (Variant::Keyhead, 2) => keyhead::keyhead_vpk2,
         (Variant::Keyhead, 3) => keyhead::keyhead_vpk3,

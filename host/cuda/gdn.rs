@@ -132,7 +132,10 @@ impl Gdn {
             major: facts.major,
             minor: facts.minor,
             sms: facts.sms,
-            keyhead_blocks_per_sm: if has_entry { self.kernel(&entry)?.occupancy(128, 0)? } else { 0 },
+            keyhead_blocks_per_sm: if has_entry { {
+                let [x, y, z] = Variant::Keyhead.block();
+                self.kernel(&entry)?.occupancy(x * y * z, 0)?
+            } } else { 0 },
         };
         let plan = Plan::new(&device, request, &self.inner.switches)?;
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +203,7 @@ impl Gdn {
         let grid = [plan.variant.blocks(heads) as u32, 1, 1];
         let kernel = self.kernel(&plan.variant.entry(heads))?;
         // SAFETY: the record is the entry's; the caller's promise about the memory.
-        unsafe { kernel.launch_with(stream, grid, [32, 4, 1], 0, &args)? };
+        unsafe { kernel.launch_with(stream, grid, plan.variant.block(), 0, &args)? };
         Ok(plan)
     }
 

@@ -2,6 +2,7 @@
 
 use super::shape::Heads;
 use crate::error::{Error, Result};
+use kernels_gpu::gdn::recurrence::{COLUMN_BLOCKS, COLUMNS, ROW_GROUPS, scan};
 use std::fmt;
 use std::str::FromStr;
 
@@ -15,15 +16,18 @@ pub enum Variant {
     Pipe,
     /// All value heads of a key head in one block; compute capability 8.0, all blocks resident at once.
     Keyhead,
+    /// Warps of 8 columns, no block barrier a token; compute capability 8.0.
+    Scan,
 }
 
 impl Variant {
-    pub const ALL: [Variant; 2] = [Variant::Pipe, Variant::Keyhead];
+    pub const ALL: [Variant; 3] = [Variant::Pipe, Variant::Keyhead, Variant::Scan];
 
     pub fn name(self) -> &'static str {
         match self {
             Variant::Pipe => "pipe",
             Variant::Keyhead => "keyhead",
+            Variant::Scan => "scan",
         }
     }
 
@@ -32,15 +36,24 @@ impl Variant {
         match self {
             Variant::Pipe => "pipe".into(),
             Variant::Keyhead => format!("keyhead_vpk{}", heads.per_key()),
+            Variant::Scan => "scan".into(),
         }
     }
 
     /// Blocks of a launch.
     pub(crate) fn blocks(self, heads: Heads) -> usize {
-        use kernels_gpu::gdn::recurrence::COLUMN_BLOCKS;
         match self {
             Variant::Pipe => heads.value() * COLUMN_BLOCKS,
             Variant::Keyhead => heads.key() * COLUMN_BLOCKS,
+            Variant::Scan => heads.value() * scan::BLOCKS_PER_HEAD,
+        }
+    }
+
+    /// Threads of a block.
+    pub(crate) fn block(self) -> [u32; 3] {
+        match self {
+            Variant::Pipe | Variant::Keyhead => [COLUMNS as u32, ROW_GROUPS as u32, 1],
+            Variant::Scan => [scan::THREADS as u32, 1, 1],
         }
     }
 }
@@ -174,11 +187,14 @@ impl Plan {
 
 /// Whether `variant` can run, or why not.
 fn can_run(variant: Variant, device: &Device, request: &Request) -> Result<(), String> {
-    let Variant::Keyhead = variant else { return Ok(()) };
+    if variant == Variant::Pipe {
+        return Ok(());
+    }
     let per_key = request.heads.per_key();
-    let most = MAX_KEYHEAD_VPK;
-    if per_key > most {
-        return Err(format!("it is built for at most {most} value heads a key head, this shape has {per_key}"));
+    if variant == Variant::Keyhead && per_key > MAX_KEYHEAD_VPK {
+        return Err(format!(
+            "it is built for at most {MAX_KEYHEAD_VPK} value heads a key head, this shape has {per_key}"
+        ));
     }
     if device.major < 8 {
         return Err(format!(
@@ -191,9 +207,9 @@ fn can_run(variant: Variant, device: &Device, request: &Request) -> Result<(), S
                     strides that are multiples of 4 elements"
             .into());
     }
-    let blocks = Variant::Keyhead.blocks(request.heads);
+    let blocks = variant.blocks(request.heads);
     let resident = device.keyhead_blocks_per_sm as usize * device.sms as usize;
-    if resident < blocks {
+    if variant == Variant::Keyhead && resident < blocks {
         return Err(format!(
             "its {blocks} blocks must be resident at once, and {} SMs x {} hold {resident}",
             device.sms, device.keyhead_blocks_per_sm

@@ -16,3 +16,19 @@ pub fn opaque(value: u64) -> u64 {
     #[cfg(not(target_arch = "nvptx64"))]
     value
 }
+
+/// `value`, of unknown origin: it is computed where this stands, and not moved into a branch that uses it.
+#[inline(always)]
+pub fn opaque_f32(value: f32) -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let mut value = value;
+        // SAFETY: an empty instruction.
+        unsafe {
+            core::arch::asm!("// {0}", inout(reg32) value, options(nomem, nostack, preserves_flags));
+        }
+        value
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    value
+}

@@ -29,6 +29,11 @@ pub use cuda_std_macros::kernel;
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct F32x4(pub [f32; 4]);
 
+/// Two f32 that move as one 8-byte access.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct F32x2(pub [f32; 2]);
+
 /// Four 16-bit words that move as one 8-byte access.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -39,7 +44,7 @@ pub mod prelude {
     pub use crate::global::{Global, GlobalMut};
     pub use crate::shared::Shared;
     pub use crate::{
-        F32x4, U16x4, async_copy, atomic, fence, float, hint, kernel, shared_array, thread, warp,
+        F32x2, F32x4, U16x4, async_copy, atomic, fence, float, hint, kernel, shared_array, thread, warp,
     };
 }
 

@@ -128,11 +128,22 @@ impl<T: bytemuck::Pod> Shared<T> {
     #[inline(always)]
     #[track_caller]
     pub unsafe fn write(self, index: usize, value: T) {
+        // SAFETY: the caller's promise.
+        unsafe { self.write_as(index, value) }
+    }
+
+    /// Writes a `U` that starts at element `index` in one access; it must be aligned for `U`.
+    ///
+    /// # Safety
+    /// As [`write`](Self::write), for all bytes of the `U`.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn write_as<U: bytemuck::Pod>(self, index: usize, value: U) {
         let place = self.at(index).base;
         #[cfg(target_arch = "nvptx64")]
         // SAFETY: the caller's promise.
         unsafe {
-            *(place as *mut T) = value;
+            *(place as *mut U) = value;
         }
         #[cfg(not(target_arch = "nvptx64"))]
         simt::shared_store(place, value)

@@ -14,6 +14,8 @@
 #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
 pub mod keyhead;
 pub mod pipe;
+#[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
+pub mod scan;
 
 use super::HEAD_DIM;
 use crate::math::{fma, sum4};
