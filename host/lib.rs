@@ -1,8 +1,5 @@
 //! The prompt path of hybrid LLMs: the Gated DeltaNet layer, on NVIDIA GPUs and on the CPU, with one set of bits.
 
-// cust's symbols are defined by this crate; without the reference the linker would drop it.
-extern crate cuda_shim as _;
-
 pub mod backend;
 pub mod bench;
 pub mod check;
@@ -10,6 +7,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod gdn;
+
 
 #[cfg(any())]
 pub mod io;

@@ -2,14 +2,15 @@
 
 mod common;
 
+use ::simt::Order;
 use common::{Golden, assert_close, files, reorder};
 use half::{bf16, f16};
 use keyhead::Backend;
 use keyhead::check::simt;
 use keyhead::gdn::{
-    HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout, Variant,
+    HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout,
+    Variant,
 };
-use ::simt::Order;
 
 /// The f32 noise of the recurrence, relative to the largest value; the libraries' own f32 is within 9e-7.
 const NOISE: f64 = 2e-6;
@@ -74,8 +75,8 @@ fn recurrence_on_the_cpu() {
     for golden in files("gdn_rec_") {
         for map in [HeadMap::Grouped, HeadMap::Tiled] {
             let inputs = Inputs::new(&golden, map);
-            let (y, state) =
-                inputs.run(&golden, |call| assert!(backend.recurrence(call, None).is_ok(), "{}", golden.name));
+            let (y, state) = inputs
+                .run(&golden, |call| assert!(backend.recurrence(call, None).is_ok(), "{}", golden.name));
             assert_close(&format!("{} {map:?} y", golden.name), &y, &golden.f32("y"), NOISE);
             golden.assert_state(&state, NOISE);
         }
@@ -90,8 +91,9 @@ fn recurrence_by_the_kernels_source() {
             continue;
         }
         for variant in Variant::ALL {
-            let (y, state) =
-                inputs.run(&golden, |call| drop(simt::recurrence(variant, Order::Seeded(3), call).unwrap()));
+            let (y, state) = inputs.run(&golden, |call| {
+                simt::recurrence(variant, Order::Seeded(3), call).unwrap();
+            });
             assert_close(&format!("{} {variant} y", golden.name), &y, &golden.f32("y"), NOISE);
             golden.assert_state(&state, NOISE);
         }
@@ -106,8 +108,15 @@ struct NormCase {
     z: Vec<f32>,
     weight: Vec<f32>,
     eps: f32,
-    /// f32, and where the file has them the f16 and bf16 forms widened, for sigmoid and silu.
-    expected: [(NormAct, Vec<f32>, Option<(Vec<f32>, Vec<f32>)>); 2],
+    /// For sigmoid and silu.
+    expected: [NormExpected; 2],
+}
+
+struct NormExpected {
+    act: NormAct,
+    f32s: Vec<f32>,
+    /// The f16 and bf16 forms, widened, where the file has them.
+    halves: Option<(Vec<f32>, Vec<f32>)>,
 }
 
 impl NormCase {
@@ -117,7 +126,7 @@ impl NormCase {
             let halves = golden
                 .has(&format!("{prefix}{name}_f16"))
                 .then(|| (tensor(&format!("{name}_f16")), tensor(&format!("{name}_bf16"))));
-            (act, tensor(name), halves)
+            NormExpected { act, f32s: tensor(name), halves }
         };
         NormCase {
             name: golden.name.clone(),
@@ -141,12 +150,10 @@ impl NormCase {
     /// rounding boundary, when they may be the neighbour.
     fn check(&self) {
         let backend = Backend::cpu().unwrap();
-        for (act, expected, halves) in &self.expected {
+        for NormExpected { act, f32s: expected, halves } in &self.expected {
             let mut out = vec![f32::NAN; self.y.len()];
             self.run(&backend, *act, NormOut::F32(&mut out));
-            for (row, (out, expected)) in
-                out.chunks(HEAD_DIM).zip(expected.chunks(HEAD_DIM)).enumerate()
-            {
+            for (row, (out, expected)) in out.chunks(HEAD_DIM).zip(expected.chunks(HEAD_DIM)).enumerate() {
                 assert_close(&format!("{} {act:?} row {row}", self.name), out, expected, NOISE);
             }
             let Some((f16s, bf16s)) = halves else { continue };
@@ -169,11 +176,16 @@ impl NormCase {
     ) {
         let largest: Vec<f32> =
             exact.chunks(HEAD_DIM).map(|row| row.iter().fold(0.0, |most, x| x.abs().max(most))).collect();
-        for (index, (&found, (&expected, &exact))) in found.iter().zip(expected.iter().zip(exact)).enumerate() {
+        for (index, (&found, (&expected, &exact))) in found.iter().zip(expected.iter().zip(exact)).enumerate()
+        {
             let found = widen(found);
             let noise = NOISE as f32 * largest[index / HEAD_DIM];
             let near = found >= round(exact - noise) && found <= round(exact + noise);
-            assert!(found == expected || near, "{} 16-bit [{index}]: {found}, expected {expected}", self.name);
+            assert!(
+                found == expected || near,
+                "{} 16-bit [{index}]: {found}, expected {expected}",
+                self.name
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Which recurrence kernel a card gets: the rule against a table of real cards, without a GPU.
 
+use Variant::{Keyhead, Pipe};
 use keyhead::Error;
 use keyhead::gdn::{Device, HeadMap, Heads, Plan, Request, Switches, Variant};
-use Variant::{Keyhead, Pipe};
 
 /// Name, SMs, compute capability, the variant for 16 key heads and for 2 (48 and 6 value heads).
 const CARDS: [(&str, u32, (u32, u32), Variant, Variant); 14] = [
@@ -56,7 +56,11 @@ fn thirty_two_sms_are_the_border_for_sixteen_key_heads() {
         assert_eq!(plan.variant, expected);
     }
     let plan = plan(&device(28, (8, 6)), &request(16, 48), &Switches::default()).unwrap();
-    assert!(plan.reason.contains("64 blocks") && plan.reason.contains("28 SMs x 2 hold 56"), "{}", plan.reason);
+    assert!(
+        plan.reason.contains("64 blocks") && plan.reason.contains("28 SMs x 2 hold 56"),
+        "{}",
+        plan.reason
+    );
 }
 
 #[test]
@@ -98,9 +102,15 @@ fn switches_force_and_the_caller_goes_first() {
     let caller = Request { variant: Some(Keyhead), ..request(16, 48) };
     assert_eq!(plan(&h200, &caller, &by("pipe")).unwrap().variant, Keyhead);
     // The card cannot, and the switch is not a wish.
-    assert!(matches!(plan(&device(40, (7, 5)), &request(16, 48), &by("keyhead")), Err(Error::Variant { .. })));
+    assert!(matches!(
+        plan(&device(40, (7, 5)), &request(16, 48), &by("keyhead")),
+        Err(Error::Variant { .. })
+    ));
     let error = plan(&h200, &request(16, 48), &by("warp")).unwrap_err();
-    assert!(error.to_string().contains("KEYHEAD_GDN") && error.to_string().contains("pipe, keyhead"), "{error}");
+    assert!(
+        error.to_string().contains("KEYHEAD_GDN") && error.to_string().contains("pipe, keyhead"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -26,10 +26,13 @@ fn every_module_has_its_entries_and_passes_the_checks() {
     assert_eq!(MODULES.map_names(), ["sm_70", "sm_80", "sm_90"]);
     for module in MODULES {
         // Parsing refuses local memory, calls and generic accesses.
-        let parsed = ptx::Module::parse(module.text).unwrap_or_else(|error| panic!("{}: {error}", module.name));
+        let parsed =
+            ptx::Module::parse(module.text).unwrap_or_else(|error| panic!("{}: {error}", module.name));
         let names: Vec<_> = parsed.entries().iter().map(|entry| entry.name.as_str()).collect();
-        let expected: Vec<_> =
-            ENTRIES.into_iter().filter(|name| module.name != "sm_70" || !name.starts_with("keyhead")).collect();
+        let expected: Vec<_> = ENTRIES
+            .into_iter()
+            .filter(|name| module.name != "sm_70" || !name.starts_with("keyhead"))
+            .collect();
         assert_eq!(names, expected, "{}", module.name);
         assert_eq!(parsed.target(), module.name);
         assert!(!module.text.contains("//"), "comments hold paths");
@@ -82,7 +85,11 @@ fn the_manifest_describes_every_entry() {
             let parameters = &entry["parameters"];
             let last = parameters["fields"].as_array().unwrap().last().unwrap();
             let end = last["offset"].as_u64().unwrap() + 4;
-            assert_eq!(parameters["bytes"].as_u64().unwrap(), end, "{name}: the record ends with its last field");
+            assert_eq!(
+                parameters["bytes"].as_u64().unwrap(),
+                end,
+                "{name}: the record ends with its last field"
+            );
             assert!(entry["grid"].is_string() && entry["block"].is_array());
             assert!(entry["registers"].is_object(), "{name}: no registers in ptx/registers.json");
         }
@@ -97,7 +104,8 @@ fn ptxas() -> Option<PathBuf> {
         std::env::split_paths(&paths).map(|folder| folder.join("ptxas")).find(|path| path.is_file())
     });
     on_path.or_else(|| {
-        let script = "import nvidia.cu13, os; print(os.path.join(list(nvidia.cu13.__path__)[0], 'bin', 'ptxas'))";
+        let script =
+            "import nvidia.cu13, os; print(os.path.join(list(nvidia.cu13.__path__)[0], 'bin', 'ptxas'))";
         let output = Command::new("python3").args(["-c", script]).output().ok()?;
         let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
         path.is_file().then_some(path)
@@ -149,7 +157,10 @@ fn ptxas_needs_no_spill_and_the_checked_in_registers() {
                 if entry.starts_with("keyhead") {
                     // 65,536 registers an SM, handed out to warps in units of 256.
                     let warp = (registers * 32).next_multiple_of(256);
-                    assert!(65_536 / (warp * 4) >= 2, "{entry} on {architecture}: {registers} registers, 128 threads");
+                    assert!(
+                        65_536 / (warp * 4) >= 2,
+                        "{entry} on {architecture}: {registers} registers, 128 threads"
+                    );
                 }
                 let of_entry = entries.entry(entry).or_insert_with(|| json!({}));
                 of_entry[*architecture] = count;

@@ -1,11 +1,11 @@
 //! The GDN kernels' own source on the SIMT executor, against the CPU backend, bit for bit.
 
+use ::simt::{FaultKind, Order};
+use kernels_gpu::math::canonical;
+use kernels_gpu::mutation::{self, Mutation};
 use keyhead::check::{Data, Output, Shape, same_bits, simt};
 use keyhead::gdn::{HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, StateLayout, Variant};
 use keyhead::{check, cpu};
-use kernels_gpu::math::canonical;
-use kernels_gpu::mutation::{self, Mutation};
-use ::simt::{FaultKind, Order};
 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(7)];
 /// The token counts of the bit tests that fit in a test's time.

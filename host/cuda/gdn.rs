@@ -365,7 +365,7 @@ fn half_bits_mut<T: bytemuck::Pod>(words: &mut [T]) -> &mut [u16] {
 }
 
 fn check_address(tensor: &str, address: u64, bytes: u64) -> Result<()> {
-    if address != 0 && address % bytes == 0 {
+    if address != 0 && address.is_multiple_of(bytes) {
         return Ok(());
     }
     Err(Error::Alignment {

@@ -38,7 +38,7 @@ impl Heads {
         if !(1..=64).contains(&key) {
             return Err(accepted("1 to 64 key heads"));
         }
-        if value == 0 || value % key != 0 {
+        if value == 0 || !value.is_multiple_of(key) {
             return Err(accepted("a number of value heads that is a positive multiple of the key heads"));
         }
         if value > 1024 {

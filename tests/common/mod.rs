@@ -50,7 +50,11 @@ impl Golden {
     }
 
     pub fn shape(&self, tensor: &str) -> Vec<usize> {
-        self.tensors().tensor(tensor).unwrap_or_else(|_| panic!("{}: no {tensor}", self.name)).shape().to_vec()
+        self.tensors()
+            .tensor(tensor)
+            .unwrap_or_else(|_| panic!("{}: no {tensor}", self.name))
+            .shape()
+            .to_vec()
     }
 
     /// A tensor of any dtype of the set, widened.

@@ -28,7 +28,7 @@ pub unsafe fn shared_fetch_add(array: Shared<u32>, index: usize, value: u32) -> 
 #[inline(always)]
 #[track_caller]
 pub unsafe fn global_fetch_add(array: GlobalMut<u32>, index: usize, value: u32) -> u32 {
-    let pointer = array.add(index).address() as *mut u32;
+    let pointer = array.at(index).address() as *mut u32;
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise; the array is aligned.
     unsafe {

@@ -50,7 +50,7 @@ macro_rules! common {
 
             /// The pointer `elements` further on.
             #[inline(always)]
-            pub fn add(self, elements: usize) -> Self {
+            pub fn at(self, elements: usize) -> Self {
                 Self(self.marked().wrapping_add(elements))
             }
 

@@ -90,7 +90,7 @@ unsafe fn store(args: &OutNormArgs, index: usize, out: [f32; WIDTH]) {
         } else {
             out.map(f32_to_f16_bits)
         };
-        if (args.out.address() | args.out_stride * 2) % 8 == 0 {
+        if (args.out.address() | (args.out_stride * 2)).is_multiple_of(8) {
             args.out.write_as(index, U16x4(bits));
         } else {
             for i in 0..WIDTH {

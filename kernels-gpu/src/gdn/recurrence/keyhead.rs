@@ -82,7 +82,7 @@ impl<const VPK: usize> Unit<'_, VPK> {
             let token = 2 * pair + parity;
             if first + token < self.tokens {
                 let source =
-                    rows.add((first + token) * stride as usize + self.key_head * HEAD_DIM + 4 * piece);
+                    rows.at((first + token) * stride as usize + self.key_head * HEAD_DIM + 4 * piece);
                 // SAFETY: the token exists; the race argument above.
                 unsafe { async_copy::copy::<16>(target.add_words(token * token_words(VPK) + words), source) };
             }
@@ -103,7 +103,7 @@ impl<const VPK: usize> Unit<'_, VPK> {
                 unsafe {
                     async_copy::copy::<16>(
                         target.add_words(V + 4 * piece),
-                        args.v.add(t * args.v_stride as usize + column),
+                        args.v.at(t * args.v_stride as usize + column),
                     )
                 };
             }
@@ -114,7 +114,7 @@ impl<const VPK: usize> Unit<'_, VPK> {
             unsafe {
                 async_copy::copy::<4>(
                     target.add_words(gate_at(VPK) + piece),
-                    source.add(t * args.value_heads as usize + self.head(slot)),
+                    source.at(t * args.value_heads as usize + self.head(slot)),
                 )
             };
         }
@@ -155,10 +155,10 @@ unsafe fn keyhead<const VPK: usize>(args: RecurrenceArgs, staged: Shared<f32>, p
     if tokens == 0 {
         return;
     }
-    let y = args.y.add(
-        (key_head * args.head_per_key as usize + place.row_group * args.head_per_slot as usize) * HEAD_DIM
-            + place.column,
-    );
+    let y =
+        args.y.at((key_head * args.head_per_key as usize + place.row_group * args.head_per_slot as usize)
+            * HEAD_DIM
+            + place.column);
     let unit = Unit::<VPK> { args: &args, place, key_head, column_block, tokens, staged, y };
     let own = place.row_group * COLUMNS + place.lane;
 

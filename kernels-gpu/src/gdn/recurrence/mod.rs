@@ -57,7 +57,7 @@ impl Place {
     /// `args` describes live buffers and `head` is one of its value heads.
     #[inline(always)]
     unsafe fn load_state(self, args: &RecurrenceArgs, head: usize) -> [f32; ROWS] {
-        let first = args.state.add(self.state_index(args, head));
+        let first = args.state.at(self.state_index(args, head));
         let mut state = [0.0; ROWS];
         for r in 0..ROWS {
             // SAFETY: the caller's promise; no other thread touches this column of this row group.
@@ -70,7 +70,7 @@ impl Place {
     /// As [`load_state`](Self::load_state).
     #[inline(always)]
     unsafe fn store_state(self, args: &RecurrenceArgs, head: usize, state: &[f32; ROWS]) {
-        let first = args.state.add(self.state_index(args, head));
+        let first = args.state.at(self.state_index(args, head));
         // Otherwise the addresses of `load_state` would stay in 64 registers a head through the token loop.
         let row = hint::opaque(args.state_row) as usize;
         for r in 0..ROWS {

@@ -51,7 +51,7 @@ pub unsafe fn pipe(args: RecurrenceArgs) {
                 args.beta.read(t * value_heads + head),
             ]
         };
-        let own_y = args.y.add(own_column);
+        let own_y = args.y.at(own_column);
         let store_y = |t: usize| {
             if place.row_group == 0 {
                 let y = sum_row_groups(o_partials, place.lane) * RSQRT_128;

@@ -84,18 +84,18 @@ impl Stager {
         // v is 16 pieces of 16 bytes a token: 16 threads a token.
         let (v_token, v_piece) = (thread / 16, thread % 16);
         let v_stride = args.v_stride as usize;
-        let scalars = if thread % 2 == 0 { args.gate } else { args.beta };
+        let scalars = if thread.is_multiple_of(2) { args.gate } else { args.beta };
         let value_heads = args.value_heads as usize;
         Self {
-            rows: rows.add(parity * stride + key_head * HEAD_DIM + 4 * piece),
+            rows: rows.at(parity * stride + key_head * HEAD_DIM + 4 * piece),
             pair_step: 2 * stride,
             parity,
             rows_to: parity * TOKEN + if is_key { K } else { Q } + piece / 8 * GROUP + 4 * (piece % 8),
-            v: args.v.add(v_token * v_stride + head * HEAD_DIM + first_column + 4 * v_piece),
+            v: args.v.at(v_token * v_stride + head * HEAD_DIM + first_column + 4 * v_piece),
             v_step: TOKENS * v_stride,
             v_token,
             v_to: v_token * TOKEN + V + 4 * v_piece,
-            scalar: scalars.add(thread / 2 * value_heads + head),
+            scalar: scalars.at(thread / 2 * value_heads + head),
             scalar_step: TOKENS * value_heads,
             scalar_token: (thread / 2).min(TOKENS),
             scalar_to: thread / 2 * TOKEN + SCALARS + thread % 2,
@@ -112,18 +112,18 @@ impl Stager {
                 // SAFETY: the token exists; the race argument above.
                 unsafe { async_copy::copy::<16>(rows_to.add_words(2 * pair * TOKEN), self.rows) };
             }
-            self.rows = self.rows.add(self.pair_step);
+            self.rows = self.rows.at(self.pair_step);
         }
         if self.v_token < tokens {
             // SAFETY: as above.
             unsafe { async_copy::copy::<16>(target.add_words(self.v_to), self.v) };
         }
-        self.v = self.v.add(self.v_step);
+        self.v = self.v.at(self.v_step);
         if self.scalar_token < tokens {
             // SAFETY: as above.
             unsafe { async_copy::copy::<4>(target.add_words(self.scalar_to), self.scalar) };
         }
-        self.scalar = self.scalar.add(self.scalar_step);
+        self.scalar = self.scalar.at(self.scalar_step);
         async_copy::commit_group();
     }
 }
@@ -242,7 +242,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
         stager.stage(existing(0), staged);
         stager.stage(existing(TOKENS), staged.at(BUFFER));
 
-        let first = args.state.add(state_at);
+        let first = args.state.at(state_at);
         let mut state = [[0.0; 2]; ROWS];
         for r in 0..ROWS {
             for n in 0..2 {
@@ -287,7 +287,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
 
         // y of token t-1 is there at token t; row groups 0 and 1 store a column each.
         let y_row = args.value_heads as usize * HEAD_DIM;
-        let mut y_at = args.y.add((head * HEAD_DIM + column + row_group % 2).wrapping_sub(y_row));
+        let mut y_at = args.y.at((head * HEAD_DIM + column + row_group % 2).wrapping_sub(y_row));
         let mut stores = false;
         let mut store = |y: f32| {
             // Computed by all lanes, so that the store is a predicate and not a branch that the warp must come back from.
@@ -296,7 +296,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
                 y_at.write(0, y);
             }
             stores = row_group < 2;
-            y_at = y_at.add(y_row);
+            y_at = y_at.at(y_row);
         };
 
         let (mut buffer, mut next_buffer, mut spare) = (staged, staged.at(BUFFER), staged.at(2 * BUFFER));
