@@ -11,6 +11,8 @@ pub enum Error {
     MissingTensor { tensor: String, accepted: String },
     #[error("tensor `{tensor}` has shape {found:?}; accepted: {accepted}")]
     Shape { tensor: String, found: Vec<usize>, accepted: String },
+    #[error("tensor `{tensor}` is a batch of {found} sequences; accepted: one sequence a file, {accepted}")]
+    Batch { tensor: String, found: usize, accepted: String },
     #[error("tensor `{tensor}` has dtype {found}; accepted: {accepted}")]
     Dtype { tensor: String, found: String, accepted: String },
     #[error("`{tensor}` holds {found} elements; accepted: {accepted}")]
@@ -34,7 +36,9 @@ pub enum Error {
     #[error("host memory: {bytes} bytes for {what} could not be allocated")]
     HostMemory { what: String, bytes: usize },
 
-    #[error("no CUDA driver: {reason}; accepted: a machine with NVIDIA's driver (libcuda.so.1), or the CPU backend")]
+    #[error(
+        "no CUDA driver: {reason}; accepted: a machine with NVIDIA's driver (libcuda.so.1), or the CPU backend"
+    )]
     NoDriver { reason: String },
     #[error("CUDA device {requested} does not exist: this machine has {found}; accepted: {accepted}")]
     NoDevice { requested: usize, found: usize, accepted: String },
@@ -49,7 +53,9 @@ pub enum Error {
     DriverTooOld { driver: i32, ptx_version: String, target: String, needs: String },
     #[error("the driver could not compile PTX module `{module}` ({name}): {log}")]
     Jit { module: String, name: String, log: String },
-    #[error("device memory: {bytes} bytes for {what} could not be allocated; {free} of {total} bytes are free")]
+    #[error(
+        "device memory: {bytes} bytes for {what} could not be allocated; {free} of {total} bytes are free"
+    )]
     DeviceMemory { what: String, bytes: usize, free: usize, total: usize },
     #[error("{call} failed with CUDA error {code} ({name}): {text}")]
     Driver { call: String, code: u32, name: String, text: String },
