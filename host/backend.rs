@@ -102,7 +102,8 @@ impl Backend {
 
     /// For each step and some shapes of published models, what runs here and why.
     pub fn plan_lines(&self) -> Vec<String> {
-        const SHAPES: [(usize, usize); 7] = [(16, 48), (16, 32), (16, 64), (16, 16), (8, 24), (4, 16), (2, 8)];
+        const SHAPES: [(usize, usize); 7] =
+            [(16, 48), (16, 32), (16, 64), (16, 16), (8, 24), (4, 16), (2, 8)];
         let line = |(key, value): (usize, usize)| {
             let step = format!("recurrence {key}/{value} heads");
             let plan = match &self.kind {

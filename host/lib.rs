@@ -8,8 +8,6 @@ pub mod cuda;
 pub mod error;
 pub mod gdn;
 
-
-#[cfg(any())]
 pub mod io;
 pub mod ptx;
 

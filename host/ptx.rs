@@ -1,7 +1,7 @@
 //! The PTX modules in this binary, and the manifest that an engine in another language loads them by.
 
 use crate::error::{Error, Result};
-use kernels_gpu::params::{Field, OutNormArgs, RecurrenceArgs};
+use kernels_gpu::params::{Field, HoldArgs, OutNormArgs, RecurrenceArgs};
 use serde::Serialize;
 
 /// A PTX module, built for one feature level.
@@ -98,13 +98,24 @@ fn launch(entry: &str) -> Launch {
             "[value_heads * 2, 1, 1]",
             "the recurrence, any number of value heads a key head; q, k, v 16-byte aligned, strides multiples of 4",
         ),
-        "pipe" => recurrence([32, 4, 1], "[value_heads * 4, 1, 1]", "the recurrence, any number of value heads a key head"),
+        "pipe" => recurrence(
+            [32, 4, 1],
+            "[value_heads * 4, 1, 1]",
+            "the recurrence, any number of value heads a key head",
+        ),
         _ if entry.starts_with("keyhead_vpk") => recurrence(
             [32, 4, 1],
             "[key_heads * 4, 1, 1]; all blocks resident at once",
             "the recurrence for the number of value heads a key head in its name; q, k, v 16-byte aligned, strides \
              multiples of 4",
         ),
+        "hold" | "await_seated" | "release" | "probe" => Launch {
+            block: [1, 1, 1],
+            grid: "for `keyhead bench sms` only",
+            record: "HoldArgs",
+            fields: HoldArgs::FIELDS,
+            what: "measurement: holds multiprocessors, or finds out where blocks land",
+        },
         _ => Launch {
             block: [256, 1, 1],
             grid: "[tokens, ceil(value_heads / 8), 1]",

@@ -1,25 +1,45 @@
 //! Which recurrence kernel a card gets: the rule against a table of real cards, without a GPU.
 
-use Variant::{Keyhead, Pipe};
+use Variant::{Keyhead, Pipe, Scan};
 use keyhead::Error;
 use keyhead::gdn::{Device, HeadMap, Heads, Plan, Request, Switches, Variant};
 
-/// Name, SMs, compute capability, the variant for 16 key heads and for 2 (48 and 6 value heads).
-const CARDS: [(&str, u32, (u32, u32), Variant, Variant); 14] = [
-    ("RTX 3060", 28, (8, 6), Pipe, Keyhead),
-    ("RTX 4060", 24, (8, 9), Pipe, Keyhead),
-    ("RTX 4060 Ti", 34, (8, 9), Keyhead, Keyhead),
-    ("RTX 3070", 46, (8, 6), Keyhead, Keyhead),
-    ("RTX 4070", 46, (8, 9), Keyhead, Keyhead),
-    ("RTX 4070 SUPER", 56, (8, 9), Keyhead, Keyhead),
-    ("RTX 3080", 68, (8, 6), Keyhead, Keyhead),
-    ("RTX 4080 SUPER", 80, (8, 9), Keyhead, Keyhead),
-    ("RTX 3090", 82, (8, 6), Keyhead, Keyhead),
-    ("RTX 4090", 128, (8, 9), Keyhead, Keyhead),
-    ("RTX 5090", 170, (12, 0), Keyhead, Keyhead),
-    ("H200", 132, (9, 0), Keyhead, Keyhead),
-    ("T4", 40, (7, 5), Pipe, Pipe),
-    ("V100", 80, (7, 0), Pipe, Pipe),
+struct Card {
+    name: &'static str,
+    sms: u32,
+    capability: (u32, u32),
+    /// What it must get for 16 key heads and for 2 (48 and 6 value heads).
+    sixteen: Variant,
+    two: Variant,
+    /// The same if `scan` could not run.
+    without_scan: (Variant, Variant),
+}
+
+const fn card(
+    name: &'static str,
+    sms: u32,
+    capability: (u32, u32),
+    (sixteen, two): (Variant, Variant),
+    without_scan: (Variant, Variant),
+) -> Card {
+    Card { name, sms, capability, sixteen, two, without_scan }
+}
+
+const CARDS: [Card; 14] = [
+    card("RTX 3060", 28, (8, 6), (Scan, Scan), (Pipe, Keyhead)),
+    card("RTX 4060", 24, (8, 9), (Scan, Scan), (Pipe, Keyhead)),
+    card("RTX 4060 Ti", 34, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 3070", 46, (8, 6), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 4070", 46, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 4070 SUPER", 56, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 3080", 68, (8, 6), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 4080 SUPER", 80, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 3090", 82, (8, 6), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 4090", 128, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 5090", 170, (12, 0), (Scan, Scan), (Keyhead, Keyhead)),
+    card("H200", 132, (9, 0), (Scan, Scan), (Keyhead, Keyhead)),
+    card("T4", 40, (7, 5), (Pipe, Pipe), (Pipe, Pipe)),
+    card("V100", 80, (7, 0), (Pipe, Pipe), (Pipe, Pipe)),
 ];
 
 /// What the driver counts for `keyhead` on every card of the table that can run it: see the registers in
@@ -40,34 +60,43 @@ fn plan(device: &Device, request: &Request, switches: &Switches) -> Result<Plan,
 
 #[test]
 fn every_card_gets_its_variant() {
-    for (name, sms, capability, sixteen, two) in CARDS {
-        for (request, expected) in [(request(16, 48), sixteen), (request(2, 6), two)] {
-            let plan = plan(&device(sms, capability), &request, &Switches::default()).unwrap();
-            assert_eq!(plan.variant, expected, "{name}: {}", plan.reason);
-            assert!(!plan.reason.is_empty());
+    for card in &CARDS {
+        for (request, expected) in [(request(16, 48), card.sixteen), (request(2, 6), card.two)] {
+            let plan = plan(&device(card.sms, card.capability), &request, &Switches::default()).unwrap();
+            assert_eq!(plan.variant, expected, "{}: {}", card.name, plan.reason);
+            assert!(plan.reason.contains(&format!("on {} SMs", card.sms)), "{}", plan.reason);
         }
     }
 }
 
 #[test]
-fn thirty_two_sms_are_the_border_for_sixteen_key_heads() {
-    for (sms, expected) in [(31, Pipe), (32, Keyhead)] {
-        let plan = plan(&device(sms, (8, 9)), &request(16, 48), &Switches::default()).unwrap();
-        assert_eq!(plan.variant, expected);
+fn every_card_can_be_asked_for_keyhead_where_it_fits() {
+    for card in &CARDS {
+        let (sixteen, two) = card.without_scan;
+        for (request, expected) in [(request(16, 48), sixteen), (request(2, 6), two)] {
+            let forced = Request { variant: Some(Keyhead), ..request };
+            let fits = plan(&device(card.sms, card.capability), &forced, &Switches::default());
+            assert_eq!(fits.is_ok(), expected == Keyhead, "{}: {fits:?}", card.name);
+        }
     }
-    let plan = plan(&device(28, (8, 6)), &request(16, 48), &Switches::default()).unwrap();
-    assert!(
-        plan.reason.contains("64 blocks") && plan.reason.contains("28 SMs x 2 hold 56"),
-        "{}",
-        plan.reason
-    );
 }
 
 #[test]
-fn more_than_four_value_heads_a_key_head_go_through_pipe() {
-    let plan = plan(&device(132, (9, 0)), &request(8, 40), &Switches::default()).unwrap();
-    assert_eq!(plan.variant, Pipe);
-    assert!(plan.reason.contains("5"), "{}", plan.reason);
+fn thirty_two_sms_are_the_border_of_keyhead_for_sixteen_key_heads() {
+    let forced = Request { variant: Some(Keyhead), ..request(16, 48) };
+    assert!(plan(&device(32, (8, 9)), &forced, &Switches::default()).is_ok());
+    let error = plan(&device(28, (8, 6)), &forced, &Switches::default()).unwrap_err().to_string();
+    assert!(error.contains("64 blocks") && error.contains("28 SMs x 2 hold 56"), "{error}");
+    assert!(plan(&device(31, (8, 9)), &forced, &Switches::default()).is_err());
+}
+
+#[test]
+fn more_than_four_value_heads_a_key_head_are_not_for_keyhead() {
+    let forced = Request { variant: Some(Keyhead), ..request(8, 40) };
+    let error = plan(&device(132, (9, 0)), &forced, &Switches::default()).unwrap_err().to_string();
+    assert!(error.contains("at most 4") && error.contains("has 5"), "{error}");
+    assert_eq!(plan(&device(132, (9, 0)), &request(8, 40), &Switches::default()).unwrap().variant, Scan);
+    assert_eq!(plan(&device(40, (7, 5)), &request(8, 40), &Switches::default()).unwrap().variant, Pipe);
 }
 
 #[test]
@@ -98,7 +127,8 @@ fn switches_force_and_the_caller_goes_first() {
     let by = |variant: &str| Switches { variant: Some(variant.into()), ..Switches::default() };
     assert_eq!(plan(&h200, &request(16, 48), &by("pipe")).unwrap().variant, Pipe);
     assert_eq!(plan(&h200, &request(16, 48), &by("keyhead")).unwrap().variant, Keyhead);
-    assert_eq!(plan(&h200, &request(16, 48), &by("auto")).unwrap().variant, Keyhead);
+    assert_eq!(plan(&h200, &request(16, 48), &by("scan")).unwrap().variant, Scan);
+    assert_eq!(plan(&h200, &request(16, 48), &by("auto")).unwrap().variant, Scan);
     let caller = Request { variant: Some(Keyhead), ..request(16, 48) };
     assert_eq!(plan(&h200, &caller, &by("pipe")).unwrap().variant, Keyhead);
     // The card cannot, and the switch is not a wish.
@@ -108,7 +138,7 @@ fn switches_force_and_the_caller_goes_first() {
     ));
     let error = plan(&h200, &request(16, 48), &by("warp")).unwrap_err();
     assert!(
-        error.to_string().contains("KEYHEAD_GDN") && error.to_string().contains("pipe, keyhead"),
+        error.to_string().contains("KEYHEAD_GDN") && error.to_string().contains("pipe, keyhead, scan"),
         "{error}"
     );
 }
@@ -117,7 +147,9 @@ fn switches_force_and_the_caller_goes_first() {
 fn the_reference_engines_switches_keep_their_meaning() {
     let h200 = device(132, (9, 0));
     let no_keyhead = Switches { no_keyhead: true, ..Switches::default() };
-    assert_eq!(plan(&h200, &request(16, 48), &no_keyhead).unwrap().variant, Pipe);
+    assert_eq!(plan(&h200, &request(16, 48), &no_keyhead).unwrap().variant, Scan);
+    let forced = Request { variant: Some(Keyhead), ..request(16, 48) };
+    assert_eq!(plan(&h200, &forced, &no_keyhead).unwrap().variant, Keyhead, "the caller goes first");
     for switches in [
         Switches { rec_heads: true, ..Switches::default() },
         Switches { no_pipeline: true, ..Switches::default() },

@@ -15,9 +15,9 @@ fn rounds(tokens: usize) -> usize {
 }
 
 /// One layer's inputs and outputs on the device, in the packed layout.
-struct Layer {
+pub(super) struct Layer {
     data: Data,
-    stream: Stream,
+    pub(super) stream: Stream,
     qkv: DeviceBuffer<f32>,
     gate: DeviceBuffer<f32>,
     beta: DeviceBuffer<f32>,
@@ -26,17 +26,13 @@ struct Layer {
     z: DeviceBuffer<f32>,
     weight: DeviceBuffer<f32>,
     out: DeviceBuffer<u16>,
-    tokens: usize,
+    pub(super) tokens: usize,
 }
 
 impl Layer {
-    fn new(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Layer> {
-        let shape = Shape {
-            heads,
-            layout: StateLayout::RowMajor,
-            tokens: RANDOM_TOKENS.min(tokens),
-            packed: true,
-        };
+    pub(super) fn new(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Layer> {
+        let shape =
+            Shape { heads, layout: StateLayout::RowMajor, tokens: RANDOM_TOKENS.min(tokens), packed: true };
         let data = Data::random(shape, 0xb3);
         let (device, stream) = (gdn.device(), Stream::new(gdn.device())?);
         let repeated = |what: &str, words: &[f32]| -> Result<DeviceBuffer<f32>> {
@@ -64,7 +60,18 @@ impl Layer {
         })
     }
 
-    fn recurrence(&self) -> DeviceRecurrence {
+    pub(super) fn heads(&self) -> Heads {
+        self.data.shape.heads
+    }
+
+    /// The bytes that the recurrence must move: inputs and state read once, y and state written once.
+    pub(super) fn recurrence_bytes(&self) -> usize {
+        let heads = self.heads();
+        let words = 2 * heads.key() * HEAD_DIM + 2 * heads.value() * HEAD_DIM + 2 * heads.value();
+        4 * (self.tokens * words + 2 * heads.state_len())
+    }
+
+    pub(super) fn recurrence(&self) -> DeviceRecurrence {
         let Shape { heads, layout, .. } = self.data.shape;
         let [q, k, v] = self
             .data
@@ -103,13 +110,12 @@ impl Layer {
 
 /// The recurrence variants that can run here, alternating. The state goes on from call to call, as in a model.
 pub fn recurrence(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
-    let can_run = |variant: &Variant| {
-        match gdn.plan(&Request { heads, variant: Some(*variant), aligned: true }) {
+    let can_run =
+        |variant: &Variant| match gdn.plan(&Request { heads, variant: Some(*variant), aligned: true }) {
             Ok(_) => Ok(true),
             Err(Error::Variant { .. }) => Ok(false),
             Err(error) => Err(error),
-        }
-    };
+        };
     let layer = Layer::new(gdn, heads, tokens)?;
     let mut contenders = Vec::new();
     for variant in Variant::ALL {
@@ -123,8 +129,7 @@ pub fn recurrence(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
             run: Box::new(move || unsafe { gdn.recurrence(stream, &call, Some(variant)) }.map(drop)),
         });
     }
-    let words = 2 * heads.key() * HEAD_DIM + 2 * heads.value() * HEAD_DIM + 2 * heads.value();
-    measure(gdn, &layer, contenders, 4 * (tokens * words + 2 * heads.state_len()))
+    measure(gdn, &layer, contenders, layer.recurrence_bytes())
 }
 
 /// `out_norm` and the variant before it, alternating; f16 out.

@@ -4,8 +4,10 @@
 //! the rounds behind the warm-up, between CUDA events.
 
 mod gdn;
+mod sms;
 
 pub use gdn::{norm, recurrence};
+pub use sms::{SmsRow, sms};
 
 use crate::cuda::{Device, DeviceBuffer, Event, Stream};
 use crate::error::Result;
@@ -97,10 +99,8 @@ pub fn copy(device: &Device) -> Result<Row> {
     let mut source = DeviceBuffer::<f32>::alloc(device, "the copy's source", BYTES / 4)?;
     let mut target = DeviceBuffer::<f32>::alloc(device, "the copy's target", BYTES / 4)?;
     source.memset_u8(&stream, 0x3c)?;
-    let mut contenders = [Contender {
-        name: "copy".into(),
-        run: Box::new(|| target.copy_from(&stream, &source)),
-    }];
+    let mut contenders =
+        [Contender { name: "copy".into(), run: Box::new(|| target.copy_from(&stream, &source)) }];
     let mut times = alternate(device, &stream, 20, &mut contenders)?;
     Ok(Row::new("copy/1GiB".into(), times.remove(0), 1, 2 * BYTES))
 }

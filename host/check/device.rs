@@ -115,10 +115,7 @@ fn run_recurrence(gdn: &Gdn, stream: &Stream, data: &Data, variant: Variant, fir
         // SAFETY: the buffers are of these sizes, on this device, and live until the downloads below.
         unsafe { gdn.recurrence(stream, &call, Some(variant))? };
     }
-    Ok(Output {
-        y: unguarded(stream, "y", &y)?,
-        state: unguarded(stream, "state", &state)?,
-    })
+    Ok(Output { y: unguarded(stream, "y", &y)?, state: unguarded(stream, "state", &state)? })
 }
 
 /// The buffer's words without the guard, which must be whole.

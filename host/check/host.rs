@@ -32,7 +32,8 @@ fn instruction_sets(report: &mut Report<'_>, data: &Data) {
     for isa in cpu::Isa::available() {
         let mut output = data.blank();
         let outcome = cpu::recurrence_with(isa, data.call(&mut output)).map_err(|error| error.to_string());
-        let outcome = outcome.and_then(|()| same_bits("y", &output.y, &expected.y))
+        let outcome = outcome
+            .and_then(|()| same_bits("y", &output.y, &expected.y))
             .and_then(|()| same_bits("state", &output.state, &expected.state));
         report.case(&format!("cpu/{} {}", isa.name(), data.shape), outcome);
     }

@@ -95,7 +95,6 @@ pub fn out_norm(order: Order, call: OutNorm<'_>) -> Result<Stats, Fault> {
     launch.run(|| unsafe { norm::out_norm(args) })
 }
 
-
 fn address(data: &[f32]) -> Global<f32> {
     Global::from_address(data.as_ptr() as u64)
 }

@@ -8,7 +8,9 @@ use kernels_gpu::params::{Global, GlobalMut, OutNormArgs, RecurrenceArgs};
 
 use super::{Device, DeviceBuffer, Kernel, Module, Stream};
 use crate::error::{Error, Result};
-use crate::gdn::{self, HEAD_DIM, Heads, NormAct, NormOut, Plan, Request, Rows, StateLayout, Switches, Variant};
+use crate::gdn::{
+    self, HEAD_DIM, Heads, NormAct, NormOut, Plan, Request, Rows, StateLayout, Switches, Variant,
+};
 use crate::ptx;
 
 /// Rows `[tokens][heads][128]` of f32 in device memory, tokens `stride` elements apart.
@@ -132,10 +134,14 @@ impl Gdn {
             major: facts.major,
             minor: facts.minor,
             sms: facts.sms,
-            keyhead_blocks_per_sm: if has_entry { {
-                let [x, y, z] = Variant::Keyhead.block();
-                self.kernel(&entry)?.occupancy(x * y * z, 0)?
-            } } else { 0 },
+            keyhead_blocks_per_sm: if has_entry {
+                {
+                    let [x, y, z] = Variant::Keyhead.block();
+                    self.kernel(&entry)?.occupancy(x * y * z, 0)?
+                }
+            } else {
+                0
+            },
         };
         let plan = Plan::new(&device, request, &self.inner.switches)?;
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);

@@ -5,7 +5,7 @@ mod shape;
 
 pub(crate) use plan::MAX_KEYHEAD_VPK;
 pub use plan::{Device, Plan, Request, Switches, Variant};
-pub(crate) use shape::{check_eps, check_stride, check_tokens};
 pub use shape::{
     HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout,
 };
+pub(crate) use shape::{check_eps, check_stride, check_tokens};

@@ -166,22 +166,24 @@ impl Plan {
                 Err(reason) => Err(Error::Variant { variant: variant.to_string(), reason }),
             };
         }
-        let pipe = |reason: String| Ok(Plan { variant: Variant::Pipe, reason });
-        if switches.no_keyhead {
-            return pipe("STRATA_GDN_KEYHEAD=0".into());
+        // Measured on 24 to 132 SMs (docs/performance.md): wherever a variant can run, it is faster than those behind it.
+        let by_speed = [Variant::Scan, Variant::Keyhead, Variant::Pipe];
+        let mut passed_over = Vec::new();
+        for variant in by_speed {
+            let refused = match variant {
+                Variant::Keyhead if switches.no_keyhead => Err("STRATA_GDN_KEYHEAD=0".into()),
+                _ => can_run(variant, device, request),
+            };
+            match refused {
+                Err(why) => passed_over.push(format!("not {variant}: {why}")),
+                Ok(()) => {
+                    let blocks = format!("{} blocks on {} SMs", variant.blocks(request.heads), device.sms);
+                    passed_over.insert(0, format!("the fastest that can run, {blocks}"));
+                    return Ok(Plan { variant, reason: passed_over.join("; ") });
+                }
+            }
         }
-        match can_run(Variant::Keyhead, device, request) {
-            Err(reason) => pipe(format!("keyhead cannot run: {reason}")),
-            Ok(()) => Ok(Plan {
-                variant: Variant::Keyhead,
-                reason: format!(
-                    "its {} blocks are resident at once ({} SMs x {})",
-                    Variant::Keyhead.blocks(request.heads),
-                    device.sms,
-                    device.keyhead_blocks_per_sm
-                ),
-            }),
-        }
+        unreachable!("pipe runs on every device")
     }
 }
 
@@ -203,9 +205,11 @@ fn can_run(variant: Variant, device: &Device, request: &Request) -> Result<(), S
         ));
     }
     if !request.aligned {
-        return Err("it copies 16 bytes at a time: q, k and v must start at multiples of 16 bytes, with token \
+        return Err(
+            "it copies 16 bytes at a time: q, k and v must start at multiples of 16 bytes, with token \
                     strides that are multiples of 4 elements"
-            .into());
+                .into(),
+        );
     }
     let blocks = variant.blocks(request.heads);
     let resident = device.keyhead_blocks_per_sm as usize * device.sms as usize;

@@ -12,6 +12,7 @@
 // Fixed arrays indexed by a constant range are how a kernel unrolls; iterators over several of them at once read worse.
 #![allow(clippy::needless_range_loop)]
 
+pub mod bench;
 pub mod gdn;
 pub mod math;
 pub mod mutation;

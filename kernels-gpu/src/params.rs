@@ -98,3 +98,16 @@ impl OutNormArgs {
     pub const BF16: u32 = 1;
     pub const F32: u32 = 2;
 }
+
+record! {
+    /// The arguments of the kernels of `bench`.
+    HoldArgs {
+        /// The words that `bench` names.
+        flags: GlobalMut<u32>,
+        /// The multiprocessor of each block.
+        sm_ids: GlobalMut<u32>,
+        limit_ns: u64,
+        generation: u32,
+        blocks: u32,
+    }
+}

@@ -129,6 +129,23 @@ impl<T: bytemuck::Pod> GlobalMut<T> {
         simt::global_store(pointer, value)
     }
 
+    /// Element `index`, read anew each time: another block may write it.
+    ///
+    /// # Safety
+    /// The element lies in a live buffer.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn read_volatile(self, index: usize) -> T {
+        let pointer = self.marked().wrapping_add(index);
+        #[cfg(target_arch = "nvptx64")]
+        // SAFETY: the caller's promise.
+        unsafe {
+            pointer.read_volatile()
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        simt::global_load(pointer)
+    }
+
     /// The same memory as elements of another type.
     #[inline(always)]
     pub fn cast<U>(self) -> GlobalMut<U> {

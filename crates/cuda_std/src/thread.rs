@@ -51,3 +51,48 @@ pub fn sync_threads() {
     #[cfg(not(target_arch = "nvptx64"))]
     simt::barrier()
 }
+
+/// The multiprocessor that the thread runs on. The executor has one.
+#[inline(always)]
+pub fn sm_id() -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let id: u32;
+        // SAFETY: reads a special register.
+        unsafe {
+            core::arch::asm!("mov.u32 {}, %smid;", out(reg32) id, options(nomem, nostack, preserves_flags))
+        };
+        id
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    0
+}
+
+/// The device's clock in nanoseconds; it ticks coarsely.
+#[inline(always)]
+pub fn global_timer_ns() -> u64 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let time: u64;
+        // SAFETY: reads a special register; not `pure`, it changes.
+        unsafe {
+            core::arch::asm!("mov.u64 {}, %globaltimer;", out(reg64) time, options(nomem, nostack, preserves_flags))
+        };
+        time
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// Suspends the thread for about `ns` nanoseconds; returns at once on sm_70, whose modules keep to a PTX version that has no
+/// `nanosleep`.
+#[inline(always)]
+pub fn nanosleep(ns: u32) {
+    #[cfg(all(target_arch = "nvptx64", feature = "sm_80"))]
+    // SAFETY: no precondition.
+    unsafe {
+        core::arch::asm!("nanosleep.u32 {};", in(reg32) ns, options(nomem, nostack, preserves_flags))
+    };
+    #[cfg(not(all(target_arch = "nvptx64", feature = "sm_80")))]
+    let _ = ns;
+}

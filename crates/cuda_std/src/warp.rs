@@ -114,15 +114,16 @@ fn exchange(op: &'static str, mask: u32, own: u32, source: impl FnOnce(u32) -> O
     source(simt::lane_id()).and_then(|lane| values.get(lane)).map_or(own, |word| word as u32)
 }
 
-/// `lane`'s value (`__shfl_sync`).
+/// The value of lane `lane` of the caller's group of `width` lanes, a power of two up to 32 (`__shfl_sync`).
 #[inline(always)]
 #[track_caller]
-pub fn warp_shuffle_idx<T: Shuffle>(mask: u32, value: T, lane: u32) -> T {
+pub fn warp_shuffle_idx<T: Shuffle>(mask: u32, value: T, lane: u32, width: u32) -> T {
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: see the module's head.
-    let word = unsafe { intrinsics::shfl_idx(mask, value.to_word(), lane, 31) };
+    let word = unsafe { intrinsics::shfl_idx(mask, value.to_word(), lane, (32 - width) << 8 | 31) };
     #[cfg(not(target_arch = "nvptx64"))]
-    let word = exchange("shfl.idx", mask, value.to_word(), |_| Some(lane & 31));
+    let word =
+        exchange("shfl.idx", mask, value.to_word(), |own| Some(own & !(width - 1) | lane & (width - 1)));
     T::from_word(word)
 }
 

@@ -36,7 +36,7 @@ fn sum_of_squares(y: [f32; WIDTH]) -> f32 {
         }
     }
     let group = (square[0] + square[2]) + (square[1] + square[3]);
-    sum4([0, 8, 16, 24].map(|lane| warp::warp_shuffle_idx(warp::FULL, group, lane)))
+    sum4([0, 8, 16, 24].map(|lane| warp::warp_shuffle_idx(warp::FULL, group, lane, 32)))
 }
 
 #[inline(always)]

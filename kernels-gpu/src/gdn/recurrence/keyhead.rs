@@ -196,7 +196,7 @@ unsafe fn keyhead<const VPK: usize>(args: RecurrenceArgs, staged: Shared<f32>, p
             let mut v = [0.0; VPK];
             let mut beta = [0.0; VPK];
             for i in 0..VPK {
-                g[i] = warp::warp_shuffle_idx(warp::FULL, decays, (in_block * VPK + i) as u32);
+                g[i] = warp::warp_shuffle_idx(warp::FULL, decays, (in_block * VPK + i) as u32, 32);
                 v[i] = token.read(V + i * COLUMNS + place.lane);
                 beta[i] = token.read(beta_at(VPK) + i);
             }
