@@ -1,6 +1,7 @@
 //! The command line. Exit codes: 0 done, 1 a check failed, 2 bad input or arguments, 3 the device failed.
 
 mod backend;
+mod bench;
 mod check;
 mod gdn;
 mod info;
@@ -24,6 +25,7 @@ enum Command {
     Info(info::Args),
     Gdn(Box<gdn::Args>),
     Check(check::Args),
+    Bench(bench::Args),
     Ptx(ptx::Args),
 }
 
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Gdn(args) => gdn::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Ptx(args) => ptx::run(&args),
     };
     match outcome {

@@ -1,0 +1,145 @@
+//! `keyhead bench`.
+
+use crate::print;
+use keyhead::bench::{self, Row, SmsRow};
+use keyhead::gdn::{HeadMap, Heads};
+use keyhead::{Backend, Error, Result, ptx};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Measure the kernels of a CUDA device against each other and against its limits
+///
+/// Variants alternate in one run; a time is the median of the rounds, between CUDA events. `gdn` and `norm` show each kernel's
+/// share of the device's copy bandwidth; `sms` runs the recurrence on fewer and fewer multiprocessors, a holding kernel on the others.
+#[derive(clap::Args)]
+pub struct Args {
+    /// What to measure
+    #[arg(value_enum)]
+    mode: Mode,
+    /// The CUDA device, counted from 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    device: usize,
+    /// Key heads
+    #[arg(long, value_name = "HK", default_value_t = 16)]
+    key_heads: usize,
+    /// Value heads
+    #[arg(long, value_name = "HV", default_value_t = 48)]
+    value_heads: usize,
+    /// Tokens of a call, several separated by commas; default 2048,8192,32768, for sms 8192
+    #[arg(long, value_name = "T", value_delimiter = ',')]
+    tokens: Vec<usize>,
+    /// Write the rows to a file, too
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Mode {
+    /// The recurrence variants
+    Gdn,
+    /// The out norm, and the variant before it
+    Norm,
+    /// The recurrence variants on fewer multiprocessors
+    Sms,
+}
+
+#[derive(serde::Serialize)]
+struct Report {
+    device: keyhead::cuda::DeviceFacts,
+    ptx: String,
+    copy_terabytes_per_second: f64,
+    rows: Vec<Row>,
+    sms: Vec<SmsRow>,
+}
+
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let heads = Heads::new(args.key_heads, args.value_heads, HeadMap::Tiled)?;
+    let tokens = match (args.tokens.as_slice(), args.mode) {
+        ([], Mode::Sms) => &[8192][..],
+        ([], _) => &[2048, 8192, 32768],
+        (tokens, _) => tokens,
+    };
+    if tokens.contains(&0) {
+        return Err(Error::Argument {
+            argument: "tokens".into(),
+            found: "0".into(),
+            accepted: "positive numbers".into(),
+        });
+    }
+    let backend = Backend::cuda(args.device)?;
+    let Some(gdn) = backend.gdn() else { return Ok(ExitCode::SUCCESS) };
+    let facts = gdn.device().facts().clone();
+    let copy = bench::copy(gdn.device())?.terabytes_per_second();
+    print(&format!(
+        "{}, {} SMs, driver {}.{}, SM clock up to {} MHz; copy {copy:.3} TB/s; PTX {}\n",
+        facts.name,
+        facts.sms,
+        facts.driver / 1000,
+        facts.driver % 1000 / 10,
+        facts.clock_khz / 1000,
+        ptx::source()
+    ))?;
+
+    let mut report = Report {
+        device: facts,
+        ptx: ptx::source(),
+        copy_terabytes_per_second: copy,
+        rows: vec![],
+        sms: vec![],
+    };
+    if args.mode == Mode::Sms {
+        print(
+            "  SMs  kernel                               us/token     min     max  blocks on the busiest SM\n",
+        )?;
+    } else {
+        print("kernel                                    us/token     min     max    TB/s  of copy\n")?;
+    }
+    for &tokens in tokens {
+        if args.mode == Mode::Sms {
+            let mut written = Ok(());
+            report.sms = bench::sms(gdn, heads, tokens, &mut |row| {
+                if written.is_ok() {
+                    written = print(&sms_line(row));
+                }
+            })?;
+            written?;
+            continue;
+        }
+        let rows = match args.mode {
+            Mode::Norm => bench::norm(gdn, heads, tokens)?,
+            _ => bench::recurrence(gdn, heads, tokens)?,
+        };
+        for row in rows {
+            print(&line(&row, copy))?;
+            report.rows.push(row);
+        }
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&report).map_err(|error| Error::Argument {
+            argument: "json".into(),
+            found: error.to_string(),
+            accepted: "numbers that JSON can hold".into(),
+        })?;
+        std::fs::write(path, text + "\n").map_err(|source| Error::File {
+            action: "cannot write",
+            path: path.clone(),
+            source,
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn times(row: &Row) -> String {
+    let us = |ms: f64| ms * 1e3 / row.tokens as f64;
+    format!("{:8.4} {:7.4} {:7.4}", us(row.median_ms), us(row.min_ms), us(row.max_ms))
+}
+
+fn line(row: &Row, copy: f64) -> String {
+    let bandwidth = row.terabytes_per_second();
+    format!("{:41} {} {bandwidth:7.3} {:7.1}%\n", row.name, times(row), 100.0 * bandwidth / copy)
+}
+
+fn sms_line(SmsRow { sms, row, busiest, invalid }: &SmsRow) -> String {
+    let note = invalid.as_ref().map(|why| format!("  does not count: {why}")).unwrap_or_default();
+    format!("{sms:5}  {:36} {} {busiest:3}{note}\n", row.name, times(row))
+}
