@@ -24,7 +24,7 @@ struct Cuda {
 }
 
 impl Backend {
-    /// All cores of the CPU. Errors: `Argument` when `KEYHEAD_CPU` names an instruction set that is not there.
+    /// All cores of the CPU. Errors: `Argument` when `KEYHEAD_CPU` names no instruction set, `Variant` when this CPU lacks it.
     pub fn cpu() -> Result<Backend> {
         Ok(Backend { kind: Kind::Cpu(cpu::Isa::chosen()?) })
     }
@@ -37,7 +37,7 @@ impl Backend {
         Ok(Backend { kind: Kind::Cuda(Box::new(Cuda { gdn: Gdn::new(&device)?, stream })) })
     }
 
-    /// CUDA device 0 where it can be used, else the CPU; with a line that says which, and why.
+    /// CUDA device 0 where it can be used, else the CPU; with a line that says which, and why. Errors: those of [`Backend::cpu`].
     pub fn auto() -> Result<(Backend, String)> {
         match Backend::cuda(0) {
             Ok(backend) => {
@@ -73,8 +73,8 @@ impl Backend {
 
     /// Runs the recurrence and returns what ran, and why. `variant` names a GPU kernel; `None` lets the plan choose.
     ///
-    /// Errors: `Variant` when the one asked for cannot run here, `DeviceMemory`, or the driver's own; the state is then what
-    /// it was.
+    /// Errors: `Variant` when the one asked for cannot run here, `HostMemory`, `DeviceMemory`, or the driver's own; the state is
+    /// then what it was.
     pub fn recurrence(&self, call: Recurrence<'_>, variant: Option<Variant>) -> Result<String> {
         match &self.kind {
             Kind::Cpu(isa) => {
@@ -92,7 +92,7 @@ impl Backend {
         }
     }
 
-    /// Runs the out norm.
+    /// Runs the out norm. Errors: `DeviceMemory`, or the driver's own.
     pub fn out_norm(&self, call: OutNorm<'_>) -> Result<()> {
         match &self.kind {
             Kind::Cpu(isa) => cpu::out_norm_with(*isa, call),

@@ -2,8 +2,10 @@
 
 use std::path::PathBuf;
 
+/// What fallible calls of this crate return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// What went wrong. Sizes are in bytes where the field says so, else in elements.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -7,7 +7,6 @@ pub mod cpu;
 pub mod cuda;
 pub mod error;
 pub mod gdn;
-
 pub mod io;
 pub mod ptx;
 

@@ -51,7 +51,7 @@ pub fn source() -> String {
     }
 }
 
-/// Registers of each entry by architecture, as ptxas gives them for the checked-in modules: `entry -> sm_NN -> registers`.
+/// Registers of each entry, as ptxas gives them for the checked-in modules: `module -> entry -> sm_NN -> registers`.
 const REGISTERS: &str = include_str!("../ptx/registers.json");
 
 impl Module {
@@ -64,14 +64,6 @@ impl Module {
     /// The module for a card: the highest level that it can run.
     pub fn for_compute_capability(major: u32, minor: u32) -> Option<&'static Module> {
         MODULES.iter().rev().find(|module| module.compute_capability() <= (major, minor))
-    }
-
-    /// The module built for `arch`.
-    pub fn named(arch: &str) -> Result<&'static Module> {
-        MODULES.iter().find(|module| module.name == arch).ok_or_else(|| {
-            let names: Vec<_> = MODULES.iter().map(|module| module.name).collect();
-            Error::argument("arch", format!("`{arch}`"), names.join(", "))
-        })
     }
 }
 

@@ -28,9 +28,9 @@ const fn card(
 const CARDS: [Card; 14] = [
     card("RTX 3060", 28, (8, 6), (Scan, Scan), (Pipe, Keyhead)),
     card("RTX 4060", 24, (8, 9), (Scan, Scan), (Pipe, Keyhead)),
-    card("RTX 4060 Ti", 34, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
-    card("RTX 3070", 46, (8, 6), (Scan, Scan), (Keyhead, Keyhead)),
-    card("RTX 4070", 46, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
+    card("RTX 4060 Ti", 34, (8, 9), (Keyhead, Scan), (Keyhead, Keyhead)),
+    card("RTX 3070", 46, (8, 6), (Keyhead, Scan), (Keyhead, Keyhead)),
+    card("RTX 4070", 46, (8, 9), (Keyhead, Scan), (Keyhead, Keyhead)),
     card("RTX 4070 SUPER", 56, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
     card("RTX 3080", 68, (8, 6), (Scan, Scan), (Keyhead, Keyhead)),
     card("RTX 4080 SUPER", 80, (8, 9), (Scan, Scan), (Keyhead, Keyhead)),
@@ -78,6 +78,18 @@ fn every_card_can_be_asked_for_keyhead_where_it_fits() {
             let fits = plan(&device(card.sms, card.capability), &forced, &Switches::default());
             assert_eq!(fits.is_ok(), expected == Keyhead, "{}: {fits:?}", card.name);
         }
+    }
+}
+
+/// The bands that were measured for 96 blocks of `scan` and 64 of `keyhead`.
+#[test]
+fn scan_wins_but_where_a_third_block_waits() {
+    let variant = |sms| plan(&device(sms, (9, 0)), &request(16, 48), &Switches::default()).unwrap().variant;
+    for sms in (24..32).chain(48..=132) {
+        assert_eq!(variant(sms), Scan, "{sms} SMs");
+    }
+    for sms in 32..48 {
+        assert_eq!(variant(sms), Keyhead, "{sms} SMs");
     }
 }
 

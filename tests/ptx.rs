@@ -22,7 +22,7 @@ const ENTRIES: [(&str, u32, u32); 12] = [
     ("pipe", 3, 0),
     ("probe", 0, 0),
     ("release", 0, 0),
-    ("scan", 2, 3),
+    ("scan", 2, 0),
 ];
 
 /// Whether an entry copies with `cp.async`, which sm_70 has not.

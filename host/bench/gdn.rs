@@ -1,10 +1,10 @@
 //! The recurrence variants and the out norm, on random inputs of any length.
 
-use super::{Contender, Row, alternate};
+use super::{Contender, Row, alternate, runnable};
 use crate::check::{Data, Shape};
 use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, OutDtype, Stream};
-use crate::error::{Error, Result};
-use crate::gdn::{HEAD_DIM, Heads, NormAct, Request, StateLayout, Variant};
+use crate::error::Result;
+use crate::gdn::{HEAD_DIM, Heads, NormAct, StateLayout};
 
 /// Tokens that are made at random; longer inputs repeat them.
 const RANDOM_TOKENS: usize = 1024;
@@ -110,18 +110,9 @@ impl Layer {
 
 /// The recurrence variants that can run here, alternating. The state goes on from call to call, as in a model.
 pub fn recurrence(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
-    let can_run =
-        |variant: &Variant| match gdn.plan(&Request { heads, variant: Some(*variant), aligned: true }) {
-            Ok(_) => Ok(true),
-            Err(Error::Variant { .. }) => Ok(false),
-            Err(error) => Err(error),
-        };
     let layer = Layer::new(gdn, heads, tokens)?;
     let mut contenders = Vec::new();
-    for variant in Variant::ALL {
-        if !can_run(&variant)? {
-            continue;
-        }
+    for variant in runnable(gdn, heads)? {
         let (call, stream) = (layer.recurrence(), &layer.stream);
         contenders.push(Contender {
             name: format!("recurrence/{variant}/{}x{}/{tokens}", heads.key(), heads.value()),

@@ -9,8 +9,9 @@ mod sms;
 pub use gdn::{norm, recurrence};
 pub use sms::{SmsRow, sms};
 
-use crate::cuda::{Device, DeviceBuffer, Event, Stream};
-use crate::error::Result;
+use crate::cuda::{Device, DeviceBuffer, Event, Gdn, Stream};
+use crate::error::{Error, Result};
+use crate::gdn::{Heads, Request, Variant};
 
 /// Rounds that are not counted.
 const WARM_UP: usize = 3;
@@ -48,15 +49,23 @@ impl Row {
         }
     }
 
-    /// Microseconds a token.
-    pub fn us_per_token(&self) -> f64 {
-        self.median_ms * 1e3 / self.tokens as f64
-    }
-
     /// The bandwidth that the bytes amount to, in TB/s.
     pub fn terabytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.median_ms / 1e9
     }
+}
+
+/// The recurrence variants that can run `heads` on this device.
+fn runnable(gdn: &Gdn, heads: Heads) -> Result<Vec<Variant>> {
+    let mut variants = Vec::new();
+    for variant in Variant::ALL {
+        match gdn.plan(&Request { heads, variant: Some(variant), aligned: true }) {
+            Ok(_) => variants.push(variant),
+            Err(Error::Variant { .. }) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(variants)
 }
 
 /// A call to time: queues its work on the stream.

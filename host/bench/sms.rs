@@ -10,10 +10,10 @@ use kernels_gpu::bench::{FLAGS, LATE};
 use kernels_gpu::params::{GlobalMut, HoldArgs};
 
 use super::gdn::Layer;
-use super::{Row, WARM_UP};
+use super::{Row, WARM_UP, runnable};
 use crate::cuda::{DeviceBuffer, Event, Gdn, Kernel, Stream};
-use crate::error::{Error, Result};
-use crate::gdn::{Heads, Request, Variant};
+use crate::error::Result;
+use crate::gdn::{Heads, Variant};
 
 /// The numbers of multiprocessors to try, beside all of them.
 const COUNTS: [u32; 31] = [
@@ -66,14 +66,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(gdn: &'a Gdn, heads: Heads, tokens: usize) -> Result<Self> {
         let device = gdn.device();
-        let mut variants = Vec::new();
-        for variant in Variant::ALL {
-            match gdn.plan(&Request { heads, variant: Some(variant), aligned: true }) {
-                Ok(_) => variants.push(variant),
-                Err(Error::Variant { .. }) => (),
-                Err(error) => return Err(error),
-            }
-        }
+        let variants = runnable(gdn, heads)?;
         let most = variants.iter().map(|variant| variant.blocks(heads)).max().unwrap_or(1);
         let bench = Bench {
             gdn,
@@ -108,7 +101,7 @@ impl<'a> Bench<'a> {
         unsafe { self.gdn.recurrence(&self.layer.stream, &self.layer.recurrence(), Some(variant)) }.map(drop)
     }
 
-    /// Holds all but `sms` multiprocessors while `body` queues work on the layer's stream. Returns the held ones and how many blocks
+    /// Holds `blocks` multiprocessors while `body` queues work on the layer's stream. Returns the held ones and how many blocks
     /// gave up waiting.
     fn with_held(&self, blocks: u32, body: impl FnOnce(&Stream) -> Result<()>) -> Result<(Vec<u32>, u32)> {
         let stream = &self.layer.stream;

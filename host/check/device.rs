@@ -213,7 +213,7 @@ fn norm_case(
     Ok(same_bits("out", &found, &expected).and_then(|()| same_bits("y after the call", &left, y_after)))
 }
 
-/// The calls on host memory: no tokens, strided rows, and the state carried over.
+/// The calls on host memory: strided rows, with and without tokens.
 fn host_cases(backend: &Backend, report: &mut Report<'_>) {
     let heads = Heads::new(4, 8, HeadMap::Tiled).expect("a valid pair");
     for tokens in [0, 1, 70] {

@@ -1,4 +1,4 @@
-//! The checks without a GPU: the kernels on the SIMT executor, and the CPU backend's instruction sets against each other.
+//! The checks without a GPU: the kernels on the SIMT executor, and every instruction set of the CPU backend against the chosen one.
 
 use super::{Data, Report, Shape, same_bits, simt};
 use crate::cpu;

@@ -82,7 +82,7 @@ struct Block<'a> {
     value_heads: usize,
     q: HeadRows,
     k: HeadRows,
-    /// Of the block's first column, as all below.
+    /// Of the block's first column, as `state` and `y`.
     v: HeadRows,
     /// From this head's on; the next token's is `value_heads` further.
     gate: &'a [f32],

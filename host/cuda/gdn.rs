@@ -44,7 +44,7 @@ pub struct DeviceRecurrence {
     pub y: u64,
 }
 
-/// The 16-bit or f32 type of the normed output.
+/// The type of the normed output on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutDtype {
     F16,
@@ -64,9 +64,11 @@ pub struct DeviceOutNorm {
     /// `[128]` f32, 16-byte aligned.
     pub weight: u64,
     pub act: NormAct,
+    /// Added to the mean of the squares; finite and not negative.
     pub eps: f32,
-    /// `[T][out_stride]` of `out_dtype`, written.
+    /// `[T][out_stride]` of `out_dtype`, aligned to its elements; the `HV * 128` elements of a row are written.
     pub out: u64,
+    /// In elements; at least `HV * 128`.
     pub out_stride: usize,
     pub out_dtype: OutDtype,
 }
@@ -123,25 +125,25 @@ impl Gdn {
     }
 
     /// Which variant runs, and why; asked once per device and request, then remembered.
+    ///
+    /// Errors: `Variant` or `Argument` for one that is asked for, by the request or a switch, and cannot run; or the driver's own.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
         if let Some(plan) = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner).get(request) {
             return Ok(plan.clone());
         }
         let facts = self.inner.device.facts();
-        let entry = Variant::Keyhead.entry(request.heads);
         let has_entry = request.heads.per_key() <= gdn::MAX_KEYHEAD_VPK && facts.major >= 8;
+        let keyhead_blocks_per_sm = if has_entry {
+            let threads = Variant::Keyhead.block().iter().product();
+            self.kernel(&Variant::Keyhead.entry(request.heads))?.occupancy(threads, 0)?
+        } else {
+            0
+        };
         let device = gdn::Device {
             major: facts.major,
             minor: facts.minor,
             sms: facts.sms,
-            keyhead_blocks_per_sm: if has_entry {
-                {
-                    let [x, y, z] = Variant::Keyhead.block();
-                    self.kernel(&entry)?.occupancy(x * y * z, 0)?
-                }
-            } else {
-                0
-            },
+            keyhead_blocks_per_sm,
         };
         let plan = Plan::new(&device, request, &self.inner.switches)?;
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);

@@ -166,8 +166,7 @@ impl Plan {
                 Err(reason) => Err(Error::Variant { variant: variant.to_string(), reason }),
             };
         }
-        // Measured on 24 to 132 SMs (docs/performance.md): wherever a variant can run, it is faster than those behind it.
-        let by_speed = [Variant::Scan, Variant::Keyhead, Variant::Pipe];
+        let by_speed = by_measured_speed(device, request.heads);
         let mut passed_over = Vec::new();
         for variant in by_speed {
             let refused = match variant {
@@ -184,6 +183,17 @@ impl Plan {
             }
         }
         unreachable!("pipe runs on every device")
+    }
+}
+
+/// The variants, the fastest first, as measured on 24 to 132 SMs (docs/performance.md).
+fn by_measured_speed(device: &Device, heads: Heads) -> [Variant; 3] {
+    // An SM holds two blocks of `scan`: a third on the busiest one waits, and runs alone. `keyhead` is faster then.
+    let busiest = Variant::Scan.blocks(heads).div_ceil(device.sms.max(1) as usize);
+    if busiest == 3 && heads.per_key() <= 3 {
+        [Variant::Keyhead, Variant::Scan, Variant::Pipe]
+    } else {
+        [Variant::Scan, Variant::Keyhead, Variant::Pipe]
     }
 }
 

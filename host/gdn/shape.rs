@@ -32,7 +32,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// `key` in 1..=64; `value` a multiple of it, at most 1024.
+    /// `key` in 1..=64; `value` a multiple of it, at most 1024. Errors: `Heads`.
     pub fn new(key: usize, value: usize, map: HeadMap) -> Result<Self> {
         let accepted = |text: &str| Error::Heads { key, value, accepted: text.into() };
         if !(1..=64).contains(&key) {
@@ -166,6 +166,8 @@ pub struct Recurrence<'a> {
 impl<'a> Recurrence<'a> {
     /// `state` `[HV][128][128]` or as `layout` says: read, and replaced by the state after the last token; `y`
     /// `[tokens][HV][128]`: written.
+    ///
+    /// Errors: `Argument` for 2^31 tokens or more, `Stride`, `Length`.
     pub fn new(
         heads: Heads,
         layout: StateLayout,
@@ -230,6 +232,8 @@ pub struct OutNorm<'a> {
 impl<'a> OutNorm<'a> {
     /// `y` and `z` `[tokens][HV][128]`, `weight` `[128]` and finite (it is shared by the heads), `eps` finite and not negative;
     /// `out` `[tokens][out_stride]` with `out_stride >= HV * 128`; only the `HV * 128` elements of a row are written.
+    ///
+    /// Errors: `Argument` (eps, or 2^31 tokens or more), `Length`, `NonFinite`, `Stride`.
     #[allow(clippy::too_many_arguments)]
     pub fn new(
         value_heads: usize,

@@ -53,6 +53,7 @@ pub struct CudaBuilder {
     target_dir: Option<PathBuf>,
 }
 
+/// Why there is no module.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum CudaBuilderError {

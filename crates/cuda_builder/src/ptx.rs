@@ -30,6 +30,7 @@ pub struct Entry {
     pub param_bytes: u32,
 }
 
+/// Why PTX is not fit to ship.
 #[non_exhaustive]
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PtxError {
@@ -54,9 +55,8 @@ pub enum PtxError {
 impl Module {
     /// Takes the compiler's output: moves the markers, drops the comments, checks.
     pub fn from_compiler(assembly: &str) -> Result<Module, PtxError> {
-        let text = move_markers(assembly)?;
         let declared = Declared::all(assembly)?;
-        let module = Module::parse(&text)?;
+        let module = Module::parse(&move_markers(assembly, &declared))?;
         for entry in &module.entries {
             let Some(declared) = declared.iter().find(|declared| declared.entry == entry.name) else {
                 return Err(PtxError::NoMarker { entry: entry.name.clone() });
@@ -124,6 +124,7 @@ impl Module {
         &self.target
     }
 
+    /// The kernels, in the order of the text.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
@@ -209,8 +210,7 @@ impl Declared {
 }
 
 /// Launch bounds go between an entry's parameter list and its body.
-fn move_markers(assembly: &str) -> Result<String, PtxError> {
-    let declared = Declared::all(assembly)?;
+fn move_markers(assembly: &str, declared: &[Declared]) -> String {
     let mut text = String::with_capacity(assembly.len());
     let mut pending = None;
     for raw in assembly.lines() {
@@ -234,7 +234,7 @@ fn move_markers(assembly: &str) -> Result<String, PtxError> {
         text.push_str(code);
         text.push('\n');
     }
-    Ok(text)
+    text
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 #[track_caller]
 pub unsafe fn copy<const BYTES: u32>(target: SharedAddress, source: Global<f32>) {
     const { assert!(BYTES == 4 || BYTES == 16, "cp.async copies 4 or 16 bytes here") };
-    #[cfg(all(target_arch = "nvptx64", feature = "sm_80"))]
+    #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {
         if BYTES == 16 {
@@ -25,8 +25,6 @@ pub unsafe fn copy<const BYTES: u32>(target: SharedAddress, source: Global<f32>)
     }
     #[cfg(not(target_arch = "nvptx64"))]
     simt::async_copy(target.0, source.address() as *const u8, BYTES);
-    #[cfg(all(target_arch = "nvptx64", not(feature = "sm_80")))]
-    let _ = (target, source);
 }
 
 /// A 32-bit address in the shared window.
@@ -50,7 +48,7 @@ impl SharedAddress {
 /// Closes the group of the copies started since the last commit; an empty group counts as one.
 #[inline(always)]
 pub fn commit_group() {
-    #[cfg(all(target_arch = "nvptx64", feature = "sm_80"))]
+    #[cfg(target_arch = "nvptx64")]
     // SAFETY: no precondition.
     unsafe {
         core::arch::asm!("cp.async.commit_group;", options(nostack));
@@ -63,7 +61,7 @@ pub fn commit_group() {
 #[inline(always)]
 #[track_caller]
 pub fn wait_group<const PENDING: u32>() {
-    #[cfg(all(target_arch = "nvptx64", feature = "sm_80"))]
+    #[cfg(target_arch = "nvptx64")]
     // SAFETY: no precondition.
     unsafe {
         core::arch::asm!("cp.async.wait_group {};", const PENDING, options(nostack));

@@ -151,10 +151,4 @@ impl<T: bytemuck::Pod> GlobalMut<T> {
     pub fn cast<U>(self) -> GlobalMut<U> {
         GlobalMut(self.0 as *mut U)
     }
-
-    /// The same memory, to be read only.
-    #[inline(always)]
-    pub fn as_const(self) -> Global<T> {
-        Global(self.0)
-    }
 }

@@ -12,6 +12,8 @@
     allow(internal_features)
 )]
 
+// A module for sm_70 that asks for these does not build.
+#[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
 pub mod async_copy;
 pub mod atomic;
 pub mod fence;
@@ -43,8 +45,10 @@ pub struct U16x4(pub [u16; 4]);
 pub mod prelude {
     pub use crate::global::{Global, GlobalMut};
     pub use crate::shared::Shared;
+    #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
+    pub use crate::async_copy;
     pub use crate::{
-        F32x2, F32x4, U16x4, async_copy, atomic, fence, float, hint, kernel, shared_array, thread, warp,
+        F32x2, F32x4, U16x4, atomic, fence, float, hint, kernel, shared_array, thread, warp,
     };
 }
 

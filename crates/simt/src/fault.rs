@@ -88,12 +88,6 @@ impl Fault {
     pub fn order(&self) -> Order {
         self.0.order
     }
-
-    /// The source locations of the threads that took part, in the order of [`Fault::threads`], as far as
-    /// known.
-    pub fn locations(&self) -> impl Iterator<Item = &'static Location<'static>> + '_ {
-        self.0.problem.parties.iter().filter_map(|party| party.site)
-    }
 }
 
 impl fmt::Display for Fault {

@@ -1,9 +1,11 @@
 //! `keyhead bench`.
 
+use crate::info::version;
 use crate::print;
 use keyhead::bench::{self, Row, SmsRow};
+use keyhead::cuda::{Device, DeviceFacts, Gdn};
 use keyhead::gdn::{HeadMap, Heads};
-use keyhead::{Backend, Error, Result, ptx};
+use keyhead::{Error, Result, io, ptx};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -45,7 +47,7 @@ enum Mode {
 
 #[derive(serde::Serialize)]
 struct Report {
-    device: keyhead::cuda::DeviceFacts,
+    device: DeviceFacts,
     ptx: String,
     copy_terabytes_per_second: f64,
     rows: Vec<Row>,
@@ -66,16 +68,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             accepted: "positive numbers".into(),
         });
     }
-    let backend = Backend::cuda(args.device)?;
-    let Some(gdn) = backend.gdn() else { return Ok(ExitCode::SUCCESS) };
+    let gdn = &Gdn::new(&Device::open(args.device)?)?;
     let facts = gdn.device().facts().clone();
     let copy = bench::copy(gdn.device())?.terabytes_per_second();
     print(&format!(
-        "{}, {} SMs, driver {}.{}, SM clock up to {} MHz; copy {copy:.3} TB/s; PTX {}\n",
+        "{}, {} SMs, driver {}, SM clock up to {} MHz; copy {copy:.3} TB/s; PTX {}\n",
         facts.name,
         facts.sms,
-        facts.driver / 1000,
-        facts.driver % 1000 / 10,
+        version(facts.driver),
         facts.clock_khz / 1000,
         ptx::source()
     ))?;
@@ -97,11 +97,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     for &tokens in tokens {
         if args.mode == Mode::Sms {
             let mut written = Ok(());
-            report.sms = bench::sms(gdn, heads, tokens, &mut |row| {
+            report.sms.extend(bench::sms(gdn, heads, tokens, &mut |row| {
                 if written.is_ok() {
                     written = print(&sms_line(row));
                 }
-            })?;
+            })?);
             written?;
             continue;
         }
@@ -120,11 +120,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             found: error.to_string(),
             accepted: "numbers that JSON can hold".into(),
         })?;
-        std::fs::write(path, text + "\n").map_err(|source| Error::File {
-            action: "cannot write",
-            path: path.clone(),
-            source,
-        })?;
+        io::replace(path, |out| writeln!(out, "{text}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -60,7 +60,7 @@ pub struct Args {
     /// Where to run: auto (CUDA device 0 where it can be used, else the CPU), cpu, cuda or cuda:N
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     backend: backend::Choice,
-    /// The GPU kernel of the recurrence: auto, pipe, keyhead, ...; all give the same bits
+    /// The GPU kernel of the recurrence: auto, pipe, keyhead or scan; all give the same bits
     #[arg(long, default_value = "auto")]
     variant: VariantArg,
     /// The number that the out norm adds to the mean of the squares
@@ -306,8 +306,8 @@ impl<'file> State<'file> {
             State::Zeros => zeroed("final_state", heads.state_len(), 0.0),
             State::Stored(state) => state.f32(),
             State::Scaled(blocks, scale) => {
-                let (blocks, scale) = (blocks.f32()?, scale.f32()?);
-                let scale = scale.iter().copied().sum::<f32>();
+                // `find` asked for one element.
+                let (blocks, scale) = (blocks.f32()?, scale.f32()?[0]);
                 let mut state = zeroed("final_state", heads.state_len(), 0.0)?;
                 let source = blocks.chunks_exact(CELLS).cycle();
                 for (head, block) in state.chunks_exact_mut(CELLS).zip(source) {

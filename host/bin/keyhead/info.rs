@@ -102,7 +102,7 @@ impl Cuda {
 }
 
 /// 12080 is CUDA 12.8.
-fn version(number: i32) -> String {
+pub fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 

@@ -12,8 +12,8 @@
 //!   block b's last token and v of its first, which is fetched a token ahead. The copies of blocks 0 and 1 start at once, and
 //!   block 0 has a barrier of its own.
 //! * Block b+2 is copied behind B(b) into the buffer of block b-1, whose last reads lie before B(b).
-//! * `scalars` of a warp is written and read by that warp only, with a warp barrier behind the write; the next write of a
-//!   slot is two such barriers later.
+//! * `scalars` of a warp is written and read by that warp only. Behind the write of block b's slot stands a warp barrier; its
+//!   reads end before the barrier behind the write of block b+1's, and the slot is written next behind that one.
 //! * Slots of tokens that do not exist are neither copied nor read.
 //!
 //! State and y cells belong to one lane each.
@@ -40,7 +40,6 @@ pub const THREADS: usize = 32 * WARPS;
 
 /// Tokens of a staged block.
 const TOKENS: usize = 8;
-const BLOCK: u32 = TOKENS as u32;
 /// Staged blocks in flight.
 const BUFFERS: usize = 3;
 
@@ -55,86 +54,76 @@ const SCALARS: usize = V + BLOCK_COLUMNS;
 const TOKEN: usize = (SCALARS + 2).next_multiple_of(4);
 const BUFFER: usize = TOKENS * TOKEN;
 
-/// What a thread copies of each staged block. q and k are 64 pieces of 16 bytes a token: half the block copies q, half k, of two
-/// tokens at a time; v is 16 pieces a token; 16 threads copy a gate or a beta.
-struct Stager<'a> {
-    args: &'a RecurrenceArgs,
-    head: usize,
-    tokens: u32,
-    thread: u32,
-    /// The thread's pieces of the next block to stage.
+/// What a thread copies of each staged block: q or k of every other token, v of one, and for 16 threads gate or beta of one.
+struct Stager {
+    /// The thread's piece of q or k in the next block to stage; elements from token pair to token pair.
     rows: Global<f32>,
+    pair_step: usize,
+    /// Which token of a pair.
+    parity: usize,
+    rows_to: usize,
     v: Global<f32>,
+    v_step: usize,
+    v_token: usize,
+    v_to: usize,
+    scalar: Global<f32>,
+    scalar_step: usize,
+    /// `TOKENS`, which no block has, for threads that copy no scalar.
+    scalar_token: usize,
+    scalar_to: usize,
 }
 
-impl<'a> Stager<'a> {
+impl Stager {
     #[inline(always)]
-    fn new(
-        args: &'a RecurrenceArgs,
-        key_head: usize,
-        head: usize,
-        first_column: usize,
-        thread: usize,
-    ) -> Self {
-        let (piece, parity) = (thread % 32, thread / 64);
-        let (rows, stride) = Self::rows(args, thread);
+    fn new(args: &RecurrenceArgs, key_head: usize, head: usize, first_column: usize) -> Self {
+        let thread = thread::thread_idx_x() as usize;
+        // q and k are 64 pieces of 16 bytes a token: half the block copies q, half k, of two tokens at a time.
+        let (piece, is_key, parity) = (thread % 32, thread / 32 % 2 == 1, thread / 64);
+        let (rows, stride) = if is_key { (args.k, args.k_stride) } else { (args.q, args.q_stride) };
+        let stride = stride as usize;
+        // v is 16 pieces of 16 bytes a token: 16 threads a token.
         let (v_token, v_piece) = (thread / 16, thread % 16);
-        let v_at = v_token * args.v_stride as usize + head * HEAD_DIM + first_column + 4 * v_piece;
+        let v_stride = args.v_stride as usize;
+        let scalars = if thread % 2 == 0 { args.gate } else { args.beta };
+        let value_heads = args.value_heads as usize;
         Self {
-            args,
-            head,
-            tokens: args.tokens as u32,
-            thread: thread as u32,
             rows: rows.at(parity * stride + key_head * HEAD_DIM + 4 * piece),
-            v: args.v.at(v_at),
+            pair_step: 2 * stride,
+            parity,
+            rows_to: parity * TOKEN + if is_key { K } else { Q } + piece / 8 * GROUP + 4 * (piece % 8),
+            v: args.v.at(v_token * v_stride + head * HEAD_DIM + first_column + 4 * v_piece),
+            v_step: TOKENS * v_stride,
+            v_token,
+            v_to: v_token * TOKEN + V + 4 * v_piece,
+            scalar: scalars.at(thread / 2 * value_heads + head),
+            scalar_step: TOKENS * value_heads,
+            scalar_token: (thread / 2).min(TOKENS),
+            scalar_to: thread / 2 * TOKEN + SCALARS + thread % 2,
         }
     }
 
-    /// q or k, whichever the thread copies, and its token stride.
+    /// Starts the copies of the next block, of which `tokens` exist.
     #[inline(always)]
-    fn rows(args: &RecurrenceArgs, thread: usize) -> (Global<f32>, usize) {
-        let is_key = thread / 32 % 2 == 1;
-        if is_key { (args.k, args.k_stride as usize) } else { (args.q, args.q_stride as usize) }
-    }
-
-    /// Tokens of the staged block whose first token is `first`.
-    #[inline(always)]
-    fn tokens_from(&self, first: u32) -> usize {
-        self.tokens.saturating_sub(first).min(BLOCK) as usize
-    }
-
-    /// Starts the copies of the next block, whose first token is `first`.
-    #[inline(always)]
-    unsafe fn stage(&mut self, first: u32, buffer: Shared<f32>) {
-        let tokens = self.tokens_from(first);
+    unsafe fn stage(&mut self, tokens: usize, buffer: Shared<f32>) {
         let target = SharedAddress::of(buffer);
-        // Where the pieces go is worked out anew each time: kept, it would take registers that the state needs.
-        let thread = hint::opaque(self.thread) as usize;
-
-        let (piece, is_key, parity) = (thread % 32, thread / 32 % 2, thread / 64);
-        let to = target.add_words(parity * TOKEN + is_key * (K - Q) + piece / 8 * GROUP + 4 * (piece % 8));
-        let (_, stride) = Self::rows(self.args, thread);
+        let rows_to = target.add_words(self.rows_to);
         for pair in 0..TOKENS / 2 {
-            if 2 * pair + parity < tokens {
+            if 2 * pair + self.parity < tokens {
                 // SAFETY: the token exists; the race argument above.
-                unsafe { async_copy::copy::<16>(to.add_words(2 * pair * TOKEN), self.rows) };
+                unsafe { async_copy::copy::<16>(rows_to.add_words(2 * pair * TOKEN), self.rows) };
             }
-            self.rows = self.rows.at(2 * stride);
+            self.rows = self.rows.at(self.pair_step);
         }
-        let (token, piece) = (thread / 16, thread % 16);
-        if token < tokens {
+        if self.v_token < tokens {
             // SAFETY: as above.
-            unsafe { async_copy::copy::<16>(target.add_words(token * TOKEN + V + 4 * piece), self.v) };
+            unsafe { async_copy::copy::<16>(target.add_words(self.v_to), self.v) };
         }
-        self.v = self.v.at(TOKENS * self.args.v_stride as usize);
-
-        let (token, is_beta) = (thread / 2, thread % 2);
-        if token < tokens {
-            let scalars = if is_beta == 1 { self.args.beta } else { self.args.gate };
-            let from = scalars.at((first as usize + token) * self.args.value_heads as usize + self.head);
+        self.v = self.v.at(self.v_step);
+        if self.scalar_token < tokens {
             // SAFETY: as above.
-            unsafe { async_copy::copy::<4>(target.add_words(token * TOKEN + SCALARS + is_beta), from) };
+            unsafe { async_copy::copy::<4>(target.add_words(self.scalar_to), self.scalar) };
         }
+        self.scalar = self.scalar.at(self.scalar_step);
         async_copy::commit_group();
     }
 }
@@ -153,7 +142,7 @@ struct Scalars {
 /// A lane's share, and what it carries from token to token.
 struct Lane {
     row_group: usize,
-    pair: u32,
+    pair: usize,
     state: [Pair; ROWS],
     /// k of the current token.
     key: [f32; ROWS],
@@ -170,10 +159,10 @@ impl Lane {
         let Scalars { g, beta, v } = self.scalars;
         let mut d = [0.0; 2];
         for n in 0..2 {
-            let parts = [0, 1, 2, 3].map(|group| {
-                warp::warp_shuffle_idx(warp::FULL, self.kv[n], group * PAIRS as u32 + self.pair, 32)
-            });
-            d[n] = delta(g, sum4(parts), v[n], beta);
+            let from = |group: usize| {
+                warp::warp_shuffle_idx(warp::FULL, self.kv[n], (group * PAIRS + self.pair) as u32, 32)
+            };
+            d[n] = delta(g, sum4([from(0), from(1), from(2), from(3)]), v[n], beta);
         }
         d
     }
@@ -227,39 +216,33 @@ impl Lane {
 /// # Safety
 /// `args` describes live buffers that do not overlap, the bases of q, k and v and their strides are multiples of 16 bytes, and the
 /// grid and block are as said.
-#[kernel(threads = 128, min_blocks = 3, barriers = 2)]
+#[kernel(threads = 128, barriers = 2)]
 pub unsafe fn scan(args: RecurrenceArgs) {
     let staged = shared_array![f32; BUFFERS * BUFFER];
     let scalars = shared_array![f32; 2 * WARPS * TOKENS * 2];
     let block = thread::block_idx_x() as usize;
-    let (index, part) = (block / BLOCKS_PER_HEAD, block % BLOCKS_PER_HEAD);
-    let (key_head, slot) = (index % args.key_heads as usize, index / args.key_heads as usize);
+    let (unit, part) = (block / BLOCKS_PER_HEAD, block % BLOCKS_PER_HEAD);
+    let (key_head, slot) = (unit % args.key_heads as usize, unit / args.key_heads as usize);
     let head = key_head * args.head_per_key as usize + slot * args.head_per_slot as usize;
-    // A call has fewer than 2^31 tokens.
-    let tokens = args.tokens as u32;
+    let tokens = args.tokens as usize;
     if tokens == 0 {
         return;
     }
-    // Kept in a register: read anew, it would be waited for.
-    let thread = hint::opaque(thread::thread_idx_x()) as usize;
+    let thread = thread::thread_idx_x() as usize;
     let (warp, lane_id) = (thread / 32, thread % 32);
     let (row_group, pair) = (lane_id / PAIRS, lane_id % PAIRS);
     let block_column = warp * WARP_COLUMNS + 2 * pair;
     let column = part * BLOCK_COLUMNS + block_column;
-    // The first state cell of a thread.
-    let state_of = |thread: usize| {
-        let row_group = thread % 32 / PAIRS;
-        let column = part * BLOCK_COLUMNS + thread / 32 * WARP_COLUMNS + 2 * (thread % PAIRS);
-        args.state.at(row_group * ROWS * args.state_row as usize + head * args.state_head as usize + column)
-    };
-    let mut stager = Stager::new(&args, key_head, head, part * BLOCK_COLUMNS, thread);
+    let state_at = row_group * ROWS * args.state_row as usize + head * args.state_head as usize + column;
+    let mut stager = Stager::new(&args, key_head, head, part * BLOCK_COLUMNS);
+    let existing = |first: usize| tokens.saturating_sub(first).min(TOKENS);
 
     // SAFETY: the caller's promise about the buffers; the race argument above for the shared arrays.
     unsafe {
-        stager.stage(0, staged);
-        stager.stage(BLOCK, staged.at(BUFFER));
+        stager.stage(existing(0), staged);
+        stager.stage(existing(TOKENS), staged.at(BUFFER));
 
-        let first = state_of(thread);
+        let first = args.state.at(state_at);
         let mut state = [[0.0; 2]; ROWS];
         for r in 0..ROWS {
             for n in 0..2 {
@@ -268,10 +251,10 @@ pub unsafe fn scan(args: RecurrenceArgs) {
         }
 
         let slots = scalars.at(warp * TOKENS * 2);
-        let scalars_of = |block: u32| slots.at((block % 2) as usize * WARPS * TOKENS * 2);
+        let scalars_of = |block: usize| slots.at(block % 2 * WARPS * TOKENS * 2);
         // Makes the decays and betas of a block with one token or more.
-        let publish = |block: u32, buffer: Shared<f32>| {
-            let token = (lane_id % TOKENS).min(tokens.saturating_sub(block * BLOCK).min(BLOCK) as usize - 1);
+        let publish = |block: usize, buffer: Shared<f32>| {
+            let token = (lane_id % TOKENS).min(existing(block * TOKENS) - 1);
             let F32x2([gate, beta]) = buffer.read_as(token * TOKEN + SCALARS);
             let scalars = F32x2([exp(gate), beta]);
             if lane_id < TOKENS {
@@ -300,7 +283,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
             }
         }
         let at_start = fetch(scalars_of(0), staged);
-        let mut lane = Lane { row_group, pair: pair as u32, state, key, kv, o: [0.0; 2], scalars: at_start };
+        let mut lane = Lane { row_group, pair, state, key, kv, o: [0.0; 2], scalars: at_start };
 
         // y of token t-1 is there at token t; row groups 0 and 1 store a column each.
         let y_row = args.value_heads as usize * HEAD_DIM;
@@ -319,7 +302,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
         let (mut buffer, mut next_buffer, mut spare) = (staged, staged.at(BUFFER), staged.at(2 * BUFFER));
         let mut block = 0;
         // Blocks whose tokens all have a next one.
-        while (block + 1) * BLOCK < tokens {
+        while (block + 1) * TOKENS < tokens {
             let mut token = buffer;
             let mut scalars = scalars_of(block);
             // Two tokens at a time: more no longer fit the instruction cache.
@@ -330,8 +313,9 @@ pub unsafe fn scan(args: RecurrenceArgs) {
                     store(lane.y());
                     let next = token.at(TOKEN);
                     scalars = scalars.at(2);
+                    let fetched = fetch(scalars, next);
                     lane.update(d, token, Some(next));
-                    lane.scalars = fetch(scalars, next);
+                    lane.scalars = fetched;
                     token = next;
                 }
                 pairs -= 1;
@@ -339,12 +323,13 @@ pub unsafe fn scan(args: RecurrenceArgs) {
             let d = lane.delta();
             store(lane.y());
             let last = token.at(TOKEN);
+            let fetched = fetch(scalars.at(2), last);
             lane.update(d, token, Some(last));
-            lane.scalars = fetch(scalars.at(2), last);
+            lane.scalars = fetched;
 
             async_copy::wait_group::<0>();
             thread::sync_threads();
-            stager.stage((block + 2) * BLOCK, spare);
+            stager.stage(existing((block + 2) * TOKENS), spare);
             let d = lane.delta();
             store(lane.y());
             publish(block + 1, next_buffer);
@@ -358,14 +343,15 @@ pub unsafe fn scan(args: RecurrenceArgs) {
         // The rest lies in one staged block.
         let mut token = buffer;
         let mut scalars = scalars_of(block);
-        let mut t = block * BLOCK;
+        let mut t = block * TOKENS;
         while t + 1 < tokens {
             let d = lane.delta();
             store(lane.y());
             let next = token.at(TOKEN);
             scalars = scalars.at(2);
+            let fetched = fetch(scalars, next);
             lane.update(d, token, Some(next));
-            lane.scalars = fetch(scalars, next);
+            lane.scalars = fetched;
             token = next;
             t += 1;
         }
@@ -374,8 +360,6 @@ pub unsafe fn scan(args: RecurrenceArgs) {
         lane.update(d, token, None);
         store(lane.y());
 
-        // Not kept through the token loop.
-        let first = state_of(hint::opaque(thread as u32) as usize);
         let row = hint::opaque(args.state_row) as usize;
         for r in 0..ROWS {
             for n in 0..2 {
