@@ -19,10 +19,9 @@ pub(super) fn run(report: &mut Report<'_>) {
             instruction_sets(report, &data);
             let order = ORDERS[(index + vpk) % ORDERS.len()];
             for variant in Variant::ALL {
-                let outcome = recurrence(&data, variant, order);
-                report.case(&format!("simt {variant} {shape} {order}"), outcome);
+                report.case(&format!("simt {variant} {shape} {order}"), || recurrence(&data, variant, order));
             }
-            report.case(&format!("simt out_norm {shape} {order}"), out_norm(&data, order));
+            report.case(&format!("simt out_norm {shape} {order}"), || out_norm(&data, order));
         }
     }
 }
@@ -30,12 +29,12 @@ pub(super) fn run(report: &mut Report<'_>) {
 fn instruction_sets(report: &mut Report<'_>, data: &Data) {
     let expected = data.expected();
     for isa in cpu::Isa::available() {
-        let mut output = data.blank();
-        let outcome = cpu::recurrence_with(isa, data.call(&mut output)).map_err(|error| error.to_string());
-        let outcome = outcome
-            .and_then(|()| same_bits("y", &output.y, &expected.y))
-            .and_then(|()| same_bits("state", &output.state, &expected.state));
-        report.case(&format!("cpu/{} {}", isa.name(), data.shape), outcome);
+        report.case(&format!("cpu/{} {}", isa.name(), data.shape), || {
+            let mut output = data.blank();
+            cpu::recurrence_with(isa, data.call(&mut output)).map_err(|error| error.to_string())?;
+            same_bits("y", &output.y, &expected.y)?;
+            same_bits("state", &output.state, &expected.state)
+        });
     }
 }
 

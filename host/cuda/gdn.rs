@@ -139,12 +139,8 @@ impl Gdn {
         } else {
             0
         };
-        let device = gdn::Device {
-            major: facts.major,
-            minor: facts.minor,
-            sms: facts.sms,
-            keyhead_blocks_per_sm,
-        };
+        let device =
+            gdn::Device { major: facts.major, minor: facts.minor, sms: facts.sms, keyhead_blocks_per_sm };
         let plan = Plan::new(&device, request, &self.inner.switches)?;
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.insert(*request, plan.clone());

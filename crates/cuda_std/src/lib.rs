@@ -43,13 +43,11 @@ pub struct U16x4(pub [u16; 4]);
 
 /// What a kernel's source needs in scope.
 pub mod prelude {
-    pub use crate::global::{Global, GlobalMut};
-    pub use crate::shared::Shared;
     #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
     pub use crate::async_copy;
-    pub use crate::{
-        F32x2, F32x4, U16x4, atomic, fence, float, hint, kernel, shared_array, thread, warp,
-    };
+    pub use crate::global::{Global, GlobalMut};
+    pub use crate::shared::Shared;
+    pub use crate::{F32x2, F32x4, U16x4, atomic, fence, float, hint, kernel, shared_array, thread, warp};
 }
 
 /// A panic on the device is a trap: the launch fails with `CUDA_ERROR_LAUNCH_FAILED`.

@@ -3,7 +3,6 @@
 use crate::{backend, print, say};
 use indicatif::ProgressBar;
 use keyhead::Result;
-use keyhead::check::Extent;
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
@@ -20,18 +19,17 @@ pub struct Args {
     /// Print the cases that pass, too
     #[arg(short, long)]
     verbose: bool,
-    /// On a GPU, check short prompts only: for runs under compute-sanitizer
-    #[arg(long)]
-    quick: bool,
+    /// Run only the cases whose names contain TEXT, as --verbose prints them: `T=17`, `scan`
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
 }
 
 pub fn run(args: &Args) -> Result<ExitCode> {
     let (backend, why) = args.backend.open()?;
     say(format_args!("check: {why}"));
     let bar = if io::stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
-    let extent = if args.quick { Extent::Quick } else { Extent::Full };
     let (mut cases, mut written) = (0u64, Ok(()));
-    let summary = keyhead::check::run(&backend, extent, &mut |name, outcome| {
+    let summary = keyhead::check::run(&backend, &args.only, &mut |name, outcome| {
         cases += 1;
         bar.set_message(format!("case {cases}: {name}"));
         bar.tick();
