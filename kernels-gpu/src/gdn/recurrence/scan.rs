@@ -84,7 +84,7 @@ impl Stager {
         // v is 16 pieces of 16 bytes a token: 16 threads a token.
         let (v_token, v_piece) = (thread / 16, thread % 16);
         let v_stride = args.v_stride as usize;
-        let scalars = if thread % 2 == 0 { args.gate } else { args.beta };
+        let scalars = if thread.is_multiple_of(2) { args.gate } else { args.beta };
         let value_heads = args.value_heads as usize;
         Self {
             rows: rows.at(parity * stride + key_head * HEAD_DIM + 4 * piece),
