@@ -16,7 +16,7 @@ pub enum Variant {
     Pipe,
     /// All value heads of a key head in one block; compute capability 8.0, all blocks resident at once.
     Keyhead,
-    /// Warps of 8 columns, no block barrier a token; compute capability 8.0.
+    /// Warps of 16 columns of a value head, no block barrier a token; compute capability 8.0.
     Scan,
 }
 
