@@ -3,7 +3,7 @@
 use crate::cpu;
 use crate::cuda::{self, Gdn, Stream};
 use crate::error::{Error, Result};
-use crate::gdn::{HeadMap, Heads, OutNorm, Recurrence, Request, Variant};
+use crate::gdn::{HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
 
 /// A place to run on. For calls on device memory and an engine's own stream see [`cuda::Gdn`].
 #[derive(Debug)]
@@ -24,8 +24,19 @@ struct Cuda {
 }
 
 impl Backend {
-    /// All cores of the CPU. Errors: `Argument` when `KEYHEAD_CPU` names no instruction set, `Variant` when this CPU lacks it.
+    /// All cores of the CPU. Errors: `Argument` when `KEYHEAD_CPU` names no instruction set, `Variant` when this CPU lacks it or a
+    /// switch in the environment forces a GPU kernel, `Threads` when the system gives none.
     pub fn cpu() -> Result<Backend> {
+        if let Some((variant, switch)) = Switches::from_env().forced()? {
+            let reason = format!("{switch} asks for it, and the CPU backend has no variants");
+            return Err(Error::Variant { variant: variant.to_string(), reason });
+        }
+        // An error without a source says that the program has set up its threads already.
+        if let Err(source) = rayon::ThreadPoolBuilder::new().build_global()
+            && std::error::Error::source(&source).is_some()
+        {
+            return Err(Error::Threads { source });
+        }
         Ok(Backend { kind: Kind::Cpu(cpu::Isa::chosen()?) })
     }
 

@@ -35,6 +35,8 @@ pub enum Error {
     File { action: &'static str, path: PathBuf, source: std::io::Error },
     #[error("{} is not a usable safetensors file: {problem}", path.display())]
     Format { path: PathBuf, problem: String },
+    #[error("the CPU backend's threads could not be started: {source}; RAYON_NUM_THREADS asks for fewer")]
+    Threads { source: rayon::ThreadPoolBuildError },
     #[error("host memory: {bytes} bytes for {what} could not be allocated")]
     HostMemory { what: String, bytes: usize },
 

@@ -104,3 +104,21 @@ fn unknown_commands_and_versions() {
     }
     assert!(text(&keyhead(&["help", "gdn"]).stdout).contains("norm_weight     [128]"));
 }
+
+#[test]
+fn a_forced_gpu_kernel_is_not_replaced_by_the_cpu() {
+    for (name, value, says) in [
+        ("KEYHEAD_GDN", "pipe", "variant `pipe` cannot run here"),
+        ("KEYHEAD_GDN", "junk", "accepted: auto, pipe, keyhead, scan"),
+        ("STRATA_GDN_REC_HEADS", "", "no such kernel"),
+    ] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_keyhead"))
+            .args(["check", "--backend", "cpu", "--only", "none"])
+            .env(name, value)
+            .output()
+            .unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{name}={value}: {message}");
+        assert!(message.contains(says), "{name}={value}: {message}");
+    }
+}

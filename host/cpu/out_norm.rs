@@ -1,6 +1,7 @@
 //! The gated RMS norm behind the recurrence. Tokens are parallel; the loops over a row's 128 columns are plain code that
 //! the compiler vectorises for each instruction set.
 
+use super::fp_env::IeeeDefaults;
 use super::isa::Isa;
 use super::lanes::{GROUP, Lanes};
 use crate::gdn::{HEAD_DIM, NormAct, NormOut, OutNorm};
@@ -87,7 +88,7 @@ fn for_tokens<T: Output>(
         .zip(y.par_chunks(width))
         .zip(z.par_chunks(width))
         .with_min_len(ROWS_AT_LEAST.div_ceil(value_heads))
-        .for_each(|((out, y), z)| match isa {
+        .for_each_init(IeeeDefaults::set, |_ieee, ((out, y), z)| match isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this CPU has the instruction set.
             Isa::Avx512 => unsafe { x86::avx512(norm, y, z, out) },

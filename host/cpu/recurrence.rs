@@ -5,6 +5,7 @@
 //! that row's share of token t + 1's `k . S`. Per row, token and vector that is one multiplication and three fmas, and one
 //! load and one store of the state.
 
+use super::fp_env::IeeeDefaults;
 use super::isa::Isa;
 use super::lanes::Lanes;
 use crate::gdn::{HEAD_DIM, Recurrence, Rows};
@@ -126,26 +127,29 @@ fn for_blocks(call: Recurrence<'_>, columns: usize, walk: impl Fn(&Block<'_>) + 
     let blocks = HEAD_DIM / columns;
 
     // The blocks of a key head follow each other, so that a thread finds its q and k rows in the cache.
-    (0..value_heads * blocks).into_par_iter().with_max_len(1).for_each(|index| {
-        let (unit, block) = (index / blocks, index % blocks);
-        let (key_head, slot) = (unit / heads.per_key(), unit % heads.per_key());
-        let head = key_head * head_per_key + slot * head_per_slot;
-        let column = block * columns;
-        walk(&Block {
-            tokens,
-            value_heads,
-            q: HeadRows::new(inputs.q, key_head * HEAD_DIM),
-            k: HeadRows::new(inputs.k, key_head * HEAD_DIM),
-            v: HeadRows::new(inputs.v, head * HEAD_DIM + column),
-            gate: &inputs.gate[head..],
-            beta: &inputs.beta[head..],
-            // SAFETY: head and column are within both buffers. Blocks differ in head or columns, so they are disjoint.
-            state: unsafe { state.at(head * state_head + column) },
-            state_row,
-            // SAFETY: as above.
-            y: unsafe { y.at(head * HEAD_DIM + column) },
-        });
-    });
+    (0..value_heads * blocks).into_par_iter().with_max_len(1).for_each_init(
+        IeeeDefaults::set,
+        |_ieee, index| {
+            let (unit, block) = (index / blocks, index % blocks);
+            let (key_head, slot) = (unit / heads.per_key(), unit % heads.per_key());
+            let head = key_head * head_per_key + slot * head_per_slot;
+            let column = block * columns;
+            walk(&Block {
+                tokens,
+                value_heads,
+                q: HeadRows::new(inputs.q, key_head * HEAD_DIM),
+                k: HeadRows::new(inputs.k, key_head * HEAD_DIM),
+                v: HeadRows::new(inputs.v, head * HEAD_DIM + column),
+                gate: &inputs.gate[head..],
+                beta: &inputs.beta[head..],
+                // SAFETY: head and column are within both buffers. Blocks differ in head or columns, so they are disjoint.
+                state: unsafe { state.at(head * state_head + column) },
+                state_row,
+                // SAFETY: as above.
+                y: unsafe { y.at(head * HEAD_DIM + column) },
+            });
+        },
+    );
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -111,7 +111,7 @@ impl Switches {
     }
 
     /// The variant that a switch forces, with the switch's name.
-    fn forced(&self) -> Result<Option<(Variant, &'static str)>> {
+    pub(crate) fn forced(&self) -> Result<Option<(Variant, &'static str)>> {
         if let Some(name) = self.variant.as_deref().filter(|name| *name != "auto") {
             return match name.parse() {
                 Ok(variant) => Ok(Some((variant, "KEYHEAD_GDN"))),

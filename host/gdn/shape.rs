@@ -5,6 +5,9 @@ use crate::error::{Error, Result};
 /// Rows (key dim) and columns (value dim) of a head's state; the only head size.
 pub const HEAD_DIM: usize = kernels_gpu::gdn::HEAD_DIM;
 
+/// Value heads of a layer at the most.
+const MOST_VALUE_HEADS: usize = 1024;
+
 /// Which key head a value head reads. Taking the wrong one gives plausible wrong numbers, so there is no default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HeadMap {
@@ -41,7 +44,7 @@ impl Heads {
         if value == 0 || !value.is_multiple_of(key) {
             return Err(accepted("a number of value heads that is a positive multiple of the key heads"));
         }
-        if value > 1024 {
+        if value > MOST_VALUE_HEADS {
             return Err(accepted("at most 1024 value heads"));
         }
         Ok(Self { key, value, map })
@@ -106,7 +109,7 @@ pub struct Rows<'a> {
 impl<'a> Rows<'a> {
     /// Rows without gaps: the stride is `heads * 128`.
     pub fn packed(data: &'a [f32], heads: usize) -> Self {
-        Self { data, stride: heads * HEAD_DIM }
+        Self { data, stride: heads.saturating_mul(HEAD_DIM) }
     }
 
     /// Rows whose tokens lie `stride` elements apart; `data` starts at the first head of token 0.
@@ -247,6 +250,9 @@ impl<'a> OutNorm<'a> {
         out_stride: usize,
     ) -> Result<Self> {
         check_tokens(tokens)?;
+        if !(1..=MOST_VALUE_HEADS).contains(&value_heads) {
+            return Err(Error::argument("value_heads", value_heads, "1 to 1024"));
+        }
         check_len("y", y.len(), &[tokens, value_heads, HEAD_DIM])?;
         check_len("z", z.len(), &[tokens, value_heads, HEAD_DIM])?;
         check_len("norm_weight", weight.len(), &[HEAD_DIM])?;
@@ -278,7 +284,7 @@ pub(crate) fn check_tokens(tokens: usize) -> Result<()> {
 
 /// Tokens must lie at least a row apart.
 pub(crate) fn check_stride(tensor: &str, stride: usize, heads: usize) -> Result<()> {
-    let row = heads * HEAD_DIM;
+    let row = heads.saturating_mul(HEAD_DIM);
     if stride >= row {
         return Ok(());
     }

@@ -132,6 +132,9 @@ impl Place {
                 return Err(failed(io::Error::other(problem)));
             }
             Ok(there) => (fs::canonicalize(path).map_err(failed)?, Some(there.permissions())),
+            Err(error) if error.kind() == ErrorKind::NotFound && fs::symlink_metadata(path).is_ok() => {
+                return Err(failed(io::Error::new(ErrorKind::NotFound, "it is a link that leads nowhere")));
+            }
             Err(error) if error.kind() == ErrorKind::NotFound => (path.to_owned(), None),
             Err(error) => return Err(failed(error)),
         };

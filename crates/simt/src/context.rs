@@ -32,7 +32,7 @@ const SPIN_LIMIT: u64 = 1 << 27;
 
 /// Everything about a launch and its running block. One per [`Launch::run`], reused from block to block.
 pub(crate) struct Context<'a> {
-    pub launch: &'a Launch,
+    pub launch: &'a Launch<'a>,
     pub block: Cell<Dim3>,
     /// The index of each thread in its block, so that asking for it costs no division.
     pub thread_index: Vec<Dim3>,
@@ -100,7 +100,7 @@ pub(crate) struct Who<'a> {
 }
 
 impl<'a> Context<'a> {
-    pub fn new(launch: &'a Launch) -> Self {
+    pub fn new(launch: &'a Launch<'a>) -> Self {
         let block_dim = launch.block_dim();
         let count = block_dim.count() as usize;
         let interrupts = match launch.schedule() {

@@ -1,5 +1,6 @@
 //! A launch: its shape, its memory, its order.
 
+use std::marker::PhantomData;
 use std::mem::size_of_val;
 
 use crate::context::{Context, Entered, is_entered};
@@ -13,14 +14,17 @@ const SHARED_LIMIT: usize = 99 * 1024;
 
 /// The shape of a kernel launch, the global memory it may access, and the order its threads run in.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct Launch<'a> {
     grid: Dim3,
     block: Dim3,
-    order: Order,
+    /// `None`: what the environment says, or ascending.
+    order: Option<Order>,
     dynamic_shared: usize,
     shared_limit: usize,
     poison_readable: bool,
     regions: Vec<Region>,
+    /// The registered buffers stay borrowed, the outputs exclusively.
+    buffers: PhantomData<&'a mut ()>,
 }
 
 /// What a launch did.
@@ -38,24 +42,25 @@ pub struct Stats {
     pub switches: u64,
 }
 
-impl Launch {
+impl<'a> Launch<'a> {
     /// A launch of `grid` blocks of `block` threads. Its order is [`Order::Ascending`], or the seeded one of
     /// the environment variable `SIMT_SEED`.
     pub fn new(grid: impl Into<Dim3>, block: impl Into<Dim3>) -> Self {
         Launch {
             grid: grid.into(),
             block: block.into(),
-            order: Order::from_env(),
+            order: None,
             dynamic_shared: 0,
             shared_limit: SHARED_LIMIT,
             poison_readable: false,
             regions: Vec::new(),
+            buffers: PhantomData,
         }
     }
 
     /// Sets the order of threads and blocks, whatever `SIMT_SEED` says.
     pub fn order(mut self, order: Order) -> Self {
-        self.order = order;
+        self.order = Some(order);
         self
     }
 
@@ -81,7 +86,7 @@ impl Launch {
 
     /// Registers memory that the kernel may read. Only its place is kept: it has to stay where it is, and not
     /// change, until the runs of this launch are over.
-    pub fn input<T: bytemuck::NoUninit>(mut self, name: &'static str, data: &[T]) -> Self {
+    pub fn input<T: bytemuck::NoUninit>(mut self, name: &'static str, data: &'a [T]) -> Self {
         let start = data.as_ptr().addr();
         self.regions.push(Region { name, start, bytes: size_of_val(data), writable: false });
         self
@@ -89,7 +94,7 @@ impl Launch {
 
     /// Registers memory that the kernel may read and write. Only its place is kept: it has to stay where it
     /// is, and nothing but the kernel may access it, until the runs of this launch are over.
-    pub fn output<T: bytemuck::NoUninit>(mut self, name: &'static str, data: &mut [T]) -> Self {
+    pub fn output<T: bytemuck::Pod>(mut self, name: &'static str, data: &'a mut [T]) -> Self {
         let start = data.as_ptr().addr();
         self.regions.push(Region { name, start, bytes: size_of_val(data), writable: true });
         self
@@ -108,9 +113,9 @@ impl Launch {
         // SAFETY: `context` stays in place until the end of this function, where `_entered` is dropped before
         // it.
         let _entered = unsafe { Entered::new(&context) };
-        let mut scheduler = Scheduler::new(self.order);
+        let mut scheduler = Scheduler::new(self.schedule());
         let mut blocks = 0;
-        for index in self.order.blocks(self.grid.count()) {
+        for index in self.schedule().blocks(self.grid.count()) {
             scheduler.run_block(&context, index, &kernel);
             if let Some(fault) = context.take_fault() {
                 return Err(fault);
@@ -144,7 +149,7 @@ impl Launch {
     }
 
     fn refuse(&self, kind: FaultKind, what: String) -> Fault {
-        Fault::new(Problem::new(kind, what), Dim3 { x: 0, y: 0, z: 0 }, self.block, self.order)
+        Fault::new(Problem::new(kind, what), Dim3 { x: 0, y: 0, z: 0 }, self.block, self.schedule())
     }
 
     pub(crate) fn grid_dim(&self) -> Dim3 {
@@ -156,7 +161,7 @@ impl Launch {
     }
 
     pub(crate) fn schedule(&self) -> Order {
-        self.order
+        self.order.unwrap_or_else(Order::from_env)
     }
 
     pub(crate) fn dynamic_bytes(&self) -> usize {

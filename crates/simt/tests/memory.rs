@@ -380,7 +380,8 @@ fn global_bounds() {
                 simt::global_atomic(to.wrapping_add(thread), |old| old + value);
             })
             .unwrap();
-        assert_eq!(output, [3; 16]);
+        // SAFETY: `to` is `output`, which the launch keeps borrowed.
+        assert_eq!(unsafe { *to.cast::<[u32; 16]>() }, [3; 16]);
 
         let fault = expect(&launch, FaultKind::GlobalBounds, || {
             let value = simt::global_load(from.wrapping_add(simt::thread_idx().x as usize));
