@@ -1,7 +1,9 @@
 //! The PTX modules in this binary, and the manifest that an engine in another language loads them by.
 
 use crate::error::{Error, Result};
-use kernels_gpu::params::{Field, HoldArgs, OutNormArgs, RecurrenceArgs};
+use crate::gdn::Variant;
+use kernels_gpu::gdn::out_norm;
+use kernels_gpu::params::{Field, OutNormArgs, RecurrenceArgs};
 use serde::Serialize;
 
 /// A PTX module, built for one feature level.
@@ -76,45 +78,42 @@ struct Launch {
     what: &'static str,
 }
 
-fn launch(entry: &str) -> Launch {
-    let recurrence = |block, grid, what| Launch {
-        block,
-        grid,
-        record: "RecurrenceArgs",
-        fields: RecurrenceArgs::FIELDS,
-        what,
+/// `None` for the kernels that `keyhead bench` measures with: they are not for engines.
+fn launch(entry: &str) -> Option<Launch> {
+    let recurrence = |variant: Variant, grid, what| {
+        Some(Launch {
+            block: variant.block(),
+            grid,
+            record: "RecurrenceArgs",
+            fields: RecurrenceArgs::FIELDS,
+            what,
+        })
     };
     match entry {
         "scan" => recurrence(
-            [256, 1, 1],
+            Variant::Scan,
             "[value_heads * 2, 1, 1]",
             "the recurrence, any number of value heads a key head; q, k, v 16-byte aligned, strides multiples of 4",
         ),
         "pipe" => recurrence(
-            [32, 4, 1],
+            Variant::Pipe,
             "[value_heads * 4, 1, 1]",
             "the recurrence, any number of value heads a key head",
         ),
         _ if entry.starts_with("keyhead_vpk") => recurrence(
-            [32, 4, 1],
+            Variant::Keyhead,
             "[key_heads * 4, 1, 1]; all blocks resident at once",
             "the recurrence for the number of value heads a key head in its name; q, k, v 16-byte aligned, strides \
              multiples of 4",
         ),
-        "hold" | "await_seated" | "release" | "probe" => Launch {
-            block: [1, 1, 1],
-            grid: "for `keyhead bench sms` only",
-            record: "HoldArgs",
-            fields: HoldArgs::FIELDS,
-            what: "measurement: holds multiprocessors, or finds out where blocks land",
-        },
-        _ => Launch {
-            block: [256, 1, 1],
+        "out_norm" | "out_norm_before" => Some(Launch {
+            block: [out_norm::THREADS as u32, 1, 1],
             grid: "[tokens, ceil(value_heads / 8), 1]",
             record: "OutNormArgs",
             fields: OutNormArgs::FIELDS,
-            what: "the gated RMS norm; y, z and weight 16-byte aligned",
-        },
+            what: "the gated RMS norm; y, z and weight 16-byte aligned; the one before also stores f32 over y",
+        }),
+        _ => None,
     }
 }
 
@@ -164,8 +163,8 @@ pub fn manifest() -> Result<String> {
     let damaged = |error: serde_json::Error| Error::argument("manifest", error, "JSON");
     let registers: serde_json::Value = serde_json::from_str(REGISTERS).map_err(damaged)?;
     let entry = |module: &Module, entry: &Entry| {
-        let launch = launch(entry.name);
-        ManifestEntry {
+        let launch = launch(entry.name)?;
+        Some(ManifestEntry {
             name: entry.name,
             what: launch.what,
             block: launch.block,
@@ -178,13 +177,13 @@ pub fn manifest() -> Result<String> {
                 fields: launch.fields,
             },
             registers: registers[module.name][entry.name].clone(),
-        }
+        })
     };
     let modules = MODULES.iter().map(|module| ManifestModule {
         name: module.name,
         file: file_name(module),
         ptx_version: module.ptx_version,
-        entries: module.entries.iter().map(|e| entry(module, e)).collect(),
+        entries: module.entries.iter().filter_map(|e| entry(module, e)).collect(),
     });
     let manifest = Manifest {
         keyhead: env!("CARGO_PKG_VERSION"),

@@ -220,6 +220,8 @@ fn mutated_kernels_are_caught() {
     let faults = [
         (Mutation::KeyheadDropsTokenBarrier, Variant::Keyhead, FaultKind::SharedRace),
         (Mutation::KeyheadSkipsStageWait, Variant::Keyhead, FaultKind::AsyncPending),
+        (Mutation::ScanSkipsStageWait, Variant::Scan, FaultKind::AsyncPending),
+        (Mutation::ScanDropsWarpBarrier, Variant::Scan, FaultKind::SharedRace),
         (Mutation::PipeDropsKvBarrier, Variant::Pipe, FaultKind::SharedRace),
     ];
     for (mutation, variant, expected) in faults {

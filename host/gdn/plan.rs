@@ -188,7 +188,8 @@ impl Plan {
 
 /// The variants, the fastest first, as measured on 24 to 132 SMs (docs/performance.md).
 fn by_measured_speed(device: &Device, heads: Heads) -> [Variant; 3] {
-    // An SM holds two blocks of `scan`: a third on the busiest one waits, and runs alone. `keyhead` is faster then.
+    // An SM holds two blocks of `scan`: a third on the busiest one waits, and runs alone. `keyhead` was faster then with up to 3 value
+    // heads a key head; with 4 nobody measured it.
     let busiest = Variant::Scan.blocks(heads).div_ceil(device.sms.max(1) as usize);
     if busiest == 3 && heads.per_key() <= 3 {
         [Variant::Keyhead, Variant::Scan, Variant::Pipe]

@@ -8,6 +8,10 @@ pub enum Mutation {
     KeyheadDropsTokenBarrier,
     /// `keyhead` reads a staged block without waiting for its copies.
     KeyheadSkipsStageWait,
+    /// `scan` reads a staged block without waiting for its copies.
+    ScanSkipsStageWait,
+    /// `scan` reads a block's decays without waiting for the lanes that write them.
+    ScanDropsWarpBarrier,
     /// `pipe` passes the barrier behind the kv partial sums without waiting.
     PipeDropsKvBarrier,
 }

@@ -8,8 +8,8 @@
 //! copies, the exponentials of the next decays) stands in the straight line of its last token.
 //!
 //! Race argument. One barrier a staged block: B(b), in block b before its last token.
-//! * Block b+1 is waited for by each thread before B(b), so behind B(b) all of it is there; its first reads are the lookahead of
-//!   block b's last token and v of its first, which is fetched a token ahead. The copies of blocks 0 and 1 start at once, and
+//! * Block b+1 is waited for by each thread before B(b), so behind B(b) all of it is there; its first reads are its gates and betas,
+//!   the lookahead of block b's last token, and v of its first, which is fetched a token ahead. The copies of blocks 0 and 1 start at once, and
 //!   block 0 has a barrier of its own.
 //! * Block b+2 is copied behind B(b) into the buffer of block b-1, whose last reads lie before B(b).
 //! * `scalars` of a warp is written and read by that warp only. Behind the write of block b's slot stands a warp barrier; its
@@ -21,6 +21,7 @@
 use super::{ROW_GROUPS, ROWS, delta};
 use crate::gdn::HEAD_DIM;
 use crate::math::{RSQRT_128, exp, fma, sum4};
+use crate::mutation::{self, Mutation};
 use crate::params::RecurrenceArgs;
 use async_copy::SharedAddress;
 use cuda_std::prelude::*;
@@ -327,14 +328,18 @@ pub unsafe fn scan(args: RecurrenceArgs) {
             lane.update(d, token, Some(last));
             lane.scalars = fetched;
 
-            async_copy::wait_group::<0>();
+            if !mutation::is(Mutation::ScanSkipsStageWait) {
+                async_copy::wait_group::<0>();
+            }
             thread::sync_threads();
             stager.stage(existing((block + 2) * TOKENS), spare);
             let d = lane.delta();
             store(lane.y());
             publish(block + 1, next_buffer);
             lane.update(d, last, Some(next_buffer));
-            warp::sync_warp(warp::FULL);
+            if !mutation::is(Mutation::ScanDropsWarpBarrier) {
+                warp::sync_warp(warp::FULL);
+            }
             lane.scalars = fetch(scalars_of(block + 1), next_buffer);
 
             (buffer, next_buffer, spare) = (next_buffer, spare, buffer);
@@ -369,4 +374,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
     }
 }
 
-const _: () = assert!(THREADS == 16 * TOKENS && BLOCK_COLUMNS == 64, "16 threads stage the rest of a token");
+const _: () = assert!(
+    THREADS == 16 * TOKENS && BLOCK_COLUMNS == 64,
+    "16 threads stage v of a token, and a block has 8"
+);
