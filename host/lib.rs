@@ -12,3 +12,8 @@ pub mod ptx;
 
 pub use backend::Backend;
 pub use error::{Error, Result};
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
