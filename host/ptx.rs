@@ -121,6 +121,8 @@ fn launch(entry: &str) -> Option<Launch> {
 struct Manifest {
     keyhead: &'static str,
     compiler: &'static str,
+    /// Of everything that becomes PTX: `build.rs` compares it.
+    sources: &'static str,
     abi: &'static str,
     modules: Vec<ManifestModule>,
 }
@@ -188,6 +190,7 @@ pub fn manifest() -> Result<String> {
     let manifest = Manifest {
         keyhead: env!("CARGO_PKG_VERSION"),
         compiler: COMPILER,
+        sources: SOURCES,
         abi: "each entry takes one record by value (kernelParams[0] points at it); pointers are device addresses, \
               strides are in elements",
         modules: modules.collect(),
