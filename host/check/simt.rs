@@ -1,9 +1,10 @@
-//! The kernels' source on the SIMT executor, launched as on a device.
+//! The kernels' source on the SIMT executor, launched as on a device: by the same argument records and grids.
 
-use crate::gdn::{Heads, NormAct, NormOut, OutNorm, Recurrence, Variant};
+use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows, OutDtype};
+use crate::gdn::{Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::out_norm as norm;
 use kernels_gpu::gdn::recurrence::{keyhead, pipe, scan};
-use kernels_gpu::params::{Global, GlobalMut, OutNormArgs, RecurrenceArgs};
+use kernels_gpu::params::RecurrenceArgs;
 use simt::{Fault, Launch, Order, Stats};
 
 /// Runs a recurrence kernel.
@@ -12,27 +13,20 @@ use simt::{Fault, Launch, Order, Stats};
 /// When the variant has no kernel for the shape's number of value heads a key head.
 pub fn recurrence(variant: Variant, order: Order, call: Recurrence<'_>) -> Result<Stats, Fault> {
     let Recurrence { heads, layout, tokens, inputs, state, y } = call;
-    let (head_per_key, head_per_slot) = heads.strides();
-    let (state_row, state_head) = layout.strides(heads);
-    let args = RecurrenceArgs {
-        q: address(inputs.q.data),
-        k: address(inputs.k.data),
-        v: address(inputs.v.data),
-        gate: address(inputs.gate),
-        beta: address(inputs.beta),
-        state: address_mut(state),
-        y: address_mut(y),
-        tokens: tokens as u64,
-        q_stride: inputs.q.stride as u64,
-        k_stride: inputs.k.stride as u64,
-        v_stride: inputs.v.stride as u64,
-        state_row: state_row as u64,
-        state_head: state_head as u64,
-        key_heads: heads.key() as u32,
-        value_heads: heads.value() as u32,
-        head_per_key: head_per_key as u32,
-        head_per_slot: head_per_slot as u32,
+    let rows = |rows: Rows<'_>| DeviceRows { address: rows.data.as_ptr() as u64, stride: rows.stride };
+    let device_call = DeviceRecurrence {
+        heads,
+        tokens,
+        q: rows(inputs.q),
+        k: rows(inputs.k),
+        v: rows(inputs.v),
+        gate: inputs.gate.as_ptr() as u64,
+        beta: inputs.beta.as_ptr() as u64,
+        state: state.as_mut_ptr() as u64,
+        layout,
+        y: y.as_mut_ptr() as u64,
     };
+    let args = device_call.args();
     let kernel = entry(variant, heads);
     let block: (u32, u32, u32) = variant.block().into();
     Launch::new(variant.blocks(heads) as u32, block)
@@ -62,28 +56,25 @@ fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
 
 /// Runs `out_norm`.
 pub fn out_norm(order: Order, call: OutNorm<'_>) -> Result<Stats, Fault> {
-    let OutNorm { value_heads, tokens, y, z, weight, act, eps, out, out_stride } = call;
-    let (out_address, out_dtype) = match &out {
-        NormOut::F16(out) => (out.as_ptr() as u64, OutNormArgs::F16),
-        NormOut::Bf16(out) => (out.as_ptr() as u64, OutNormArgs::BF16),
-        NormOut::F32(out) => (out.as_ptr() as u64, OutNormArgs::F32),
+    let OutNorm { value_heads, tokens, y, z, weight, act, eps, mut out, out_stride } = call;
+    let (out_address, out_dtype) = match &mut out {
+        NormOut::F16(out) => (out.as_mut_ptr() as u64, OutDtype::F16),
+        NormOut::Bf16(out) => (out.as_mut_ptr() as u64, OutDtype::Bf16),
+        NormOut::F32(out) => (out.as_mut_ptr() as u64, OutDtype::F32),
     };
-    let args = OutNormArgs {
-        y: GlobalMut::from_address(y.as_ptr() as u64),
-        z: address(z),
-        weight: address(weight),
-        out: GlobalMut::from_address(out_address),
-        tokens: tokens as u64,
-        out_stride: out_stride as u64,
-        value_heads: value_heads as u32,
+    let device_call = DeviceOutNorm {
+        value_heads,
+        tokens,
+        y: y.as_ptr() as u64,
+        z: z.as_ptr() as u64,
+        weight: weight.as_ptr() as u64,
+        act,
         eps,
-        act: match act {
-            NormAct::Sigmoid => OutNormArgs::SIGMOID,
-            NormAct::Silu => OutNormArgs::SILU,
-        },
+        out: out_address,
+        out_stride,
         out_dtype,
     };
-    let grid = (tokens as u32, value_heads.div_ceil(norm::HEADS_PER_BLOCK) as u32);
+    let grid: (u32, u32, u32) = device_call.grid().into();
     let launch = Launch::new(grid, norm::THREADS as u32).order(order);
     let launch = launch.input("y", y).input("z", z).input("norm_weight", weight);
     let launch = match out {
@@ -91,14 +82,7 @@ pub fn out_norm(order: Order, call: OutNorm<'_>) -> Result<Stats, Fault> {
         NormOut::Bf16(out) => launch.output("out", out),
         NormOut::F32(out) => launch.output("out", out),
     };
+    let args = device_call.args();
     // SAFETY: the record describes the buffers, whose bounds the executor checks.
     launch.run(|| unsafe { norm::out_norm(args) })
-}
-
-fn address(data: &[f32]) -> Global<f32> {
-    Global::from_address(data.as_ptr() as u64)
-}
-
-fn address_mut(data: &mut [f32]) -> GlobalMut<f32> {
-    GlobalMut::from_address(data.as_mut_ptr() as u64)
 }

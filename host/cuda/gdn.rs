@@ -73,6 +73,63 @@ pub struct DeviceOutNorm {
     pub out_dtype: OutDtype,
 }
 
+impl DeviceRecurrence {
+    /// The record that every recurrence kernel takes.
+    pub(crate) fn args(&self) -> RecurrenceArgs {
+        let (head_per_key, head_per_slot) = self.heads.strides();
+        let (state_row, state_head) = self.layout.strides(self.heads);
+        RecurrenceArgs {
+            q: Global::from_address(self.q.address),
+            k: Global::from_address(self.k.address),
+            v: Global::from_address(self.v.address),
+            gate: Global::from_address(self.gate),
+            beta: Global::from_address(self.beta),
+            state: GlobalMut::from_address(self.state),
+            y: GlobalMut::from_address(self.y),
+            tokens: self.tokens as u64,
+            q_stride: self.q.stride as u64,
+            k_stride: self.k.stride as u64,
+            v_stride: self.v.stride as u64,
+            state_row: state_row as u64,
+            state_head: state_head as u64,
+            key_heads: self.heads.key() as u32,
+            value_heads: self.heads.value() as u32,
+            head_per_key: head_per_key as u32,
+            head_per_slot: head_per_slot as u32,
+        }
+    }
+}
+
+impl DeviceOutNorm {
+    /// The record that `out_norm` takes.
+    pub(crate) fn args(&self) -> OutNormArgs {
+        OutNormArgs {
+            y: GlobalMut::from_address(self.y),
+            z: Global::from_address(self.z),
+            weight: Global::from_address(self.weight),
+            out: GlobalMut::from_address(self.out),
+            tokens: self.tokens as u64,
+            out_stride: self.out_stride as u64,
+            value_heads: self.value_heads as u32,
+            eps: self.eps,
+            act: match self.act {
+                NormAct::Sigmoid => OutNormArgs::SIGMOID,
+                NormAct::Silu => OutNormArgs::SILU,
+            },
+            out_dtype: match self.out_dtype {
+                OutDtype::F16 => OutNormArgs::F16,
+                OutDtype::Bf16 => OutNormArgs::BF16,
+                OutDtype::F32 => OutNormArgs::F32,
+            },
+        }
+    }
+
+    /// The blocks of a launch.
+    pub(crate) fn grid(&self) -> [u32; 3] {
+        [self.tokens as u32, self.value_heads.div_ceil(out_norm::HEADS_PER_BLOCK) as u32, 1]
+    }
+}
+
 /// The GDN kernels, loaded on one device. Clones share them; use from any thread.
 #[derive(Clone, Debug)]
 pub struct Gdn {
@@ -183,27 +240,7 @@ impl Gdn {
             check_address(tensor, address, 4)?;
         }
 
-        let (head_per_key, head_per_slot) = heads.strides();
-        let (state_row, state_head) = call.layout.strides(heads);
-        let args = RecurrenceArgs {
-            q: Global::from_address(call.q.address),
-            k: Global::from_address(call.k.address),
-            v: Global::from_address(call.v.address),
-            gate: Global::from_address(call.gate),
-            beta: Global::from_address(call.beta),
-            state: GlobalMut::from_address(call.state),
-            y: GlobalMut::from_address(call.y),
-            tokens: call.tokens as u64,
-            q_stride: call.q.stride as u64,
-            k_stride: call.k.stride as u64,
-            v_stride: call.v.stride as u64,
-            state_row: state_row as u64,
-            state_head: state_head as u64,
-            key_heads: heads.key() as u32,
-            value_heads: heads.value() as u32,
-            head_per_key: head_per_key as u32,
-            head_per_slot: head_per_slot as u32,
-        };
+        let args = call.args();
         let grid = [plan.variant.blocks(heads) as u32, 1, 1];
         let kernel = self.kernel(&plan.variant.entry(heads))?;
         // SAFETY: the record is the entry's; the caller's promise about the memory.
@@ -244,26 +281,7 @@ impl Gdn {
         }
         check_address("out", call.out, if call.out_dtype == OutDtype::F32 { 4 } else { 2 })?;
 
-        let args = OutNormArgs {
-            y: GlobalMut::from_address(call.y),
-            z: Global::from_address(call.z),
-            weight: Global::from_address(call.weight),
-            out: GlobalMut::from_address(call.out),
-            tokens: call.tokens as u64,
-            out_stride: call.out_stride as u64,
-            value_heads: call.value_heads as u32,
-            eps: call.eps,
-            act: match call.act {
-                NormAct::Sigmoid => OutNormArgs::SIGMOID,
-                NormAct::Silu => OutNormArgs::SILU,
-            },
-            out_dtype: match call.out_dtype {
-                OutDtype::F16 => OutNormArgs::F16,
-                OutDtype::Bf16 => OutNormArgs::BF16,
-                OutDtype::F32 => OutNormArgs::F32,
-            },
-        };
-        let grid = [call.tokens as u32, call.value_heads.div_ceil(out_norm::HEADS_PER_BLOCK) as u32, 1];
+        let (args, grid) = (call.args(), call.grid());
         let kernel = self.kernel(entry)?;
         // SAFETY: the record is the entry's; the caller's promise about the memory.
         unsafe { kernel.launch_with(stream, grid, [out_norm::THREADS as u32, 1, 1], 0, &args) }
