@@ -17,3 +17,4 @@ pub mod gdn;
 pub mod math;
 pub mod mutation;
 pub mod params;
+pub mod topk;

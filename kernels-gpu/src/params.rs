@@ -100,6 +100,49 @@ impl OutNormArgs {
 }
 
 record! {
+    /// The arguments of every selection kernel of `topk`.
+    TopkArgs {
+        /// `[queries][stride]`: the score of each block.
+        scores: Global<f32>,
+        /// `[queries][4]`: pos, n_kv, n_bid, width.
+        steps: Global<i32>,
+        /// `[queries][cap]`: each row's first `width` words are written.
+        ids: GlobalMut<i32>,
+        /// What a kernel keeps in it, its file says; null for a kernel that needs none.
+        scratch: GlobalMut<u32>,
+        stride: u64,
+        cap: u64,
+        queries: u32,
+        /// No query has more blocks, its tail included.
+        reach: u32,
+    }
+}
+
+record! {
+    /// The arguments of `scores`.
+    ScoresArgs {
+        /// `[blocks][128]`: the key of each complete block.
+        pooled: Global<f32>,
+        /// `[128]`, or `[queries][128]` with `tail_stride` 128: the key of the tail block.
+        tail: Global<f32>,
+        /// `[queries][4][128]`.
+        q_idx: Global<f32>,
+        /// `[queries][4]`: pos, n_kv, n_bid, width.
+        steps: Global<i32>,
+        /// `[queries][stride]`: blocks `0..=n_bid` of each row are written.
+        scores: GlobalMut<f32>,
+        /// `[queries][maxima_stride]`: the largest key of each chunk, where `sieve` wants them; else null.
+        maxima: GlobalMut<u32>,
+        stride: u64,
+        maxima_stride: u64,
+        tail_stride: u64,
+        queries: u32,
+        /// No query has more blocks, its tail included.
+        reach: u32,
+    }
+}
+
+record! {
     /// The arguments of the kernels of `bench`.
     HoldArgs {
         /// The words that `bench` names.
