@@ -81,7 +81,7 @@ fn out_norm(criterion: &mut Criterion) {
         group.bench_function(format!("cpu-{isa}/{VALUE_HEADS}/{TOKENS}"), |bencher| {
             bencher.iter(|| {
                 let to = NormOut::F16(&mut out);
-                let (y, z) = (black_box(&y), black_box(&z));
+                let (y, z) = (black_box(&y), black_box(&z[..]));
                 let call = OutNorm::new(VALUE_HEADS, TOKENS, y, z, &weight, NormAct::Silu, 1e-6, to, width);
                 cpu::out_norm_with(isa, call.expect("a valid call")).expect("an available instruction set");
             });

@@ -513,7 +513,7 @@ fn without_naming_an_instruction_set() {
     let weight = vec![1.0; HEAD_DIM];
     let mut out = vec![0.0; y.len()];
     let to = NormOut::F32(&mut out);
-    let call = OutNorm::new(2, 3, &y, &y, &weight, NormAct::Silu, 1e-6, to, 2 * HEAD_DIM);
+    let call = OutNorm::new(2, 3, &y, &y[..], &weight, NormAct::Silu, 1e-6, to, 2 * HEAD_DIM);
     cpu::out_norm(call.unwrap());
     assert_eq!(bits(&out), bits(&norm_reference(2, &y, &y, &weight, NormAct::Silu, 1e-6)));
 }

@@ -142,7 +142,8 @@ impl NormCase {
     fn run(&self, backend: &Backend, act: NormAct, out: NormOut<'_>) {
         let (heads, tokens) = (self.value_heads, self.y.len() / (self.value_heads * HEAD_DIM));
         let stride = heads * HEAD_DIM;
-        let call = OutNorm::new(heads, tokens, &self.y, &self.z, &self.weight, act, self.eps, out, stride);
+        let call =
+            OutNorm::new(heads, tokens, &self.y, &self.z[..], &self.weight, act, self.eps, out, stride);
         backend.out_norm(call.unwrap()).unwrap();
     }
 

@@ -202,7 +202,7 @@ fn out_norm_leaves_the_gaps_between_rows() {
     // 258 and 259: rows whose 16-bit outputs are not aligned for 8-byte stores.
     for stride in [row, row + 2, row + 3, row + 8] {
         let call = |out| {
-            OutNorm::new(heads, 3, &y, &data.z, &data.weight, NormAct::Silu, 1e-6, out, stride).unwrap()
+            OutNorm::new(heads, 3, &y, &data.z[..], &data.weight, NormAct::Silu, 1e-6, out, stride).unwrap()
         };
         let sentinel = half::f16::from_bits(0x1234);
         let (mut found, mut expected) = (vec![sentinel; 3 * stride], vec![sentinel; 3 * stride]);

@@ -2,9 +2,9 @@
 
 use super::{Contender, Row, alternate, runnable};
 use crate::check::{Data, Shape};
-use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, OutDtype, Stream};
+use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, Stream};
 use crate::error::Result;
-use crate::gdn::{HEAD_DIM, Heads, NormAct, StateLayout};
+use crate::gdn::{Dtype, HEAD_DIM, Heads, NormAct, StateLayout};
 
 /// Tokens that are made at random; longer inputs repeat them.
 const RANDOM_TOKENS: usize = 1024;
@@ -103,7 +103,7 @@ impl Layer {
             eps: 1e-6,
             out: self.out.as_ptr(),
             out_stride: value_heads * HEAD_DIM,
-            out_dtype: OutDtype::F16,
+            out_dtype: Dtype::F16,
         }
     }
 }

@@ -109,7 +109,7 @@ impl Data {
     /// The out norm of `y` into `out`, rows without gaps.
     pub fn norm_call<'a>(&'a self, y: &'a [f32], act: NormAct, out: NormOut<'a>) -> OutNorm<'a> {
         let (heads, tokens) = (self.shape.heads.value(), self.shape.tokens);
-        OutNorm::new(heads, tokens, y, &self.z, &self.weight, act, 1e-6, out, heads * HEAD_DIM)
+        OutNorm::new(heads, tokens, y, &self.z[..], &self.weight, act, 1e-6, out, heads * HEAD_DIM)
             .expect("the buffers fit the shape they were made for")
     }
 

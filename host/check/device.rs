@@ -3,9 +3,9 @@
 use super::{Data, Output, Report, Shape, same_bits};
 use crate::backend::Backend;
 use crate::cpu;
-use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, OutDtype, Stream};
+use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, Stream};
 use crate::error::{Error, Result};
-use crate::gdn::{HEAD_DIM, HeadMap, Heads, NormAct, NormOut, Request, StateLayout, Variant};
+use crate::gdn::{Dtype, HEAD_DIM, HeadMap, Heads, NormAct, NormOut, Request, StateLayout, Variant};
 use std::cell::LazyCell;
 
 /// The token counts of the bit tests: around the 8 tokens of a staged block, and long ones.
@@ -138,7 +138,7 @@ fn unguarded<T: bytemuck::Pod + PartialEq>(
 fn norm_cases(gdn: &Gdn, stream: &Stream, report: &mut Report<'_>, data: &Data) {
     let y = LazyCell::new(|| data.expected().y);
     for act in [NormAct::Sigmoid, NormAct::Silu] {
-        for dtype in [OutDtype::F16, OutDtype::Bf16, OutDtype::F32] {
+        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
             for before in [false, true] {
                 let entry = if before { "out_norm_before" } else { "out_norm" };
                 report.case(&format!("{entry} {act:?} {dtype:?} {}", data.shape), || {
@@ -157,7 +157,7 @@ fn norm_case(
     data: &Data,
     y: &[f32],
     act: NormAct,
-    dtype: OutDtype,
+    dtype: Dtype,
     before: bool,
 ) -> Result<Result<(), String>> {
     let (value_heads, tokens) = (data.shape.heads.value(), data.shape.tokens);
@@ -166,8 +166,8 @@ fn norm_case(
     let z = DeviceBuffer::from_slice(stream, "z", &data.z)?;
     let weight = DeviceBuffer::from_slice(stream, "norm_weight", &data.weight)?;
     let words = match dtype {
-        OutDtype::F32 => tokens * row,
-        OutDtype::F16 | OutDtype::Bf16 => tokens * row / 2,
+        Dtype::F32 => tokens * row,
+        Dtype::F16 | Dtype::Bf16 => tokens * row / 2,
     };
     let blank = [vec![0.0; words], vec![GUARD_WORD; GUARD]].concat();
     let out = DeviceBuffer::from_slice(stream, "out", &blank)?;
@@ -195,11 +195,11 @@ fn norm_case(
     cpu::out_norm(data.norm_call(y, act, NormOut::F32(&mut f32_out)));
     let mut expected = vec![0.0f32; words];
     match dtype {
-        OutDtype::F32 => expected.copy_from_slice(&f32_out),
-        OutDtype::F16 => {
+        Dtype::F32 => expected.copy_from_slice(&f32_out),
+        Dtype::F16 => {
             cpu::out_norm(data.norm_call(y, act, NormOut::F16(bytemuck::cast_slice_mut(&mut expected))));
         }
-        OutDtype::Bf16 => {
+        Dtype::Bf16 => {
             cpu::out_norm(data.norm_call(y, act, NormOut::Bf16(bytemuck::cast_slice_mut(&mut expected))));
         }
     }

@@ -1,7 +1,7 @@
 //! The kernels' source on the SIMT executor, launched as on a device: by the same argument records and grids.
 
-use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows, OutDtype};
-use crate::gdn::{Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
+use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows};
+use crate::gdn::{Floats, Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::out_norm as norm;
 use kernels_gpu::gdn::recurrence::{keyhead, pipe, scan};
 use kernels_gpu::params::RecurrenceArgs;
@@ -55,12 +55,17 @@ fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
 }
 
 /// Runs `out_norm`.
+///
+/// # Panics
+/// When z is not f32.
 pub fn out_norm(order: Order, call: OutNorm<'_>) -> Result<Stats, Fault> {
     let OutNorm { value_heads, tokens, y, z, weight, act, eps, mut out, out_stride } = call;
-    let (out_address, out_dtype) = match &mut out {
-        NormOut::F16(out) => (out.as_mut_ptr() as u64, OutDtype::F16),
-        NormOut::Bf16(out) => (out.as_mut_ptr() as u64, OutDtype::Bf16),
-        NormOut::F32(out) => (out.as_mut_ptr() as u64, OutDtype::F32),
+    let Floats::F32(z) = z else { panic!("`out_norm` reads f32, and z is {}", z.dtype().name()) };
+    let out_dtype = out.dtype();
+    let out_address = match &mut out {
+        NormOut::F16(out) => out.as_mut_ptr() as u64,
+        NormOut::Bf16(out) => out.as_mut_ptr() as u64,
+        NormOut::F32(out) => out.as_mut_ptr() as u64,
     };
     let device_call = DeviceOutNorm {
         value_heads,

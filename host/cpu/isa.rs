@@ -1,5 +1,7 @@
 //! The instruction sets that the backend is compiled for, and which of them runs.
 
+use super::fp_env::IeeeDefaults;
+use super::lanes::Lanes;
 use crate::error::{Error, Result};
 use std::fmt;
 use std::sync::OnceLock;
@@ -27,6 +29,17 @@ impl Isa {
             Isa::Portable => "portable",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+        }
+    }
+
+    /// f32 of a vector.
+    pub(super) fn lanes(self) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => <std::arch::x86_64::__m512 as Lanes>::LANES,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => <std::arch::x86_64::__m256 as Lanes>::LANES,
+            _ => Plain::LANES,
         }
     }
 
@@ -88,6 +101,21 @@ impl Isa {
         }
     }
 
+    /// Does `work` with this instruction set, which this CPU has, in the IEEE environment.
+    pub(super) fn run(self, work: impl Work) {
+        let _ieee = IeeeDefaults::set();
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this CPU has the instruction set.
+            Isa::Avx512 => unsafe { x86::avx512(work) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this CPU has the instruction set.
+            Isa::Avx2 => unsafe { x86::avx2(work) },
+            // SAFETY: plain arrays need no instruction set.
+            _ => unsafe { work.run::<Plain>() },
+        }
+    }
+
     /// Itself, if it can run here.
     pub(super) fn checked(self) -> Result<Isa> {
         if self.is_available() {
@@ -98,6 +126,40 @@ impl Isa {
             variant: self.name().into(),
             reason: format!("this CPU lacks it; accepted: {names}"),
         })
+    }
+}
+
+/// A vector where no instruction set is named.
+type Plain = [f32; 8];
+
+/// A piece of work that is compiled for each instruction set.
+pub(super) trait Work {
+    /// Mark it `#[inline(always)]`, and what it calls: only then is it compiled for the instruction set of the caller.
+    ///
+    /// # Safety
+    /// As [`Lanes`].
+    unsafe fn run<L: Lanes>(self);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Work;
+    use std::arch::x86_64::{__m256, __m512};
+
+    /// # Safety
+    /// The CPU has the instruction set.
+    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
+    pub unsafe fn avx512(work: impl Work) {
+        // SAFETY: the caller's promise.
+        unsafe { work.run::<__m512>() }
+    }
+
+    /// # Safety
+    /// The CPU has the instruction set.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub unsafe fn avx2(work: impl Work) {
+        // SAFETY: the caller's promise.
+        unsafe { work.run::<__m256>() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A vector of neighbouring columns, for each instruction set.
 
-use kernels_gpu::math;
+use kernels_gpu::{float, math};
 
 /// Columns that the out norm sums in one tree.
 pub(super) const GROUP: usize = 32;
@@ -26,6 +26,8 @@ pub(super) trait Lanes: Copy {
     /// `Tree32` of the squares of a group. All lanes of the butterfly end with the same sum, so following the first
     /// is enough: the lower half plus the upper half, down to one.
     unsafe fn tree32_of_squares(group: &[f32; GROUP]) -> f32;
+    /// Widens neighbouring f16; every NaN becomes the canonical one.
+    unsafe fn load_f16(from: *const u16) -> Self;
     /// Stores the f16 of each, rounded to nearest even; overflow is infinity, and a NaN must be the canonical one.
     unsafe fn store_f16(self, to: *mut u16);
     /// A hint to bring the cache line of any address into the second-level cache; it never faults. Not into the first:
@@ -83,6 +85,12 @@ impl<const N: usize> Lanes for [f32; N] {
             }
         }
         sums[0]
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[u16; N]>().read_unaligned() }.map(float::f16_bits_to_f32)
     }
 
     #[inline(always)]
@@ -173,6 +181,11 @@ mod x86 {
         }
 
         #[inline(always)]
+        unsafe fn load_f16(from: *const u16) -> Self {
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())).canonical() }
+        }
+
+        #[inline(always)]
         unsafe fn store_f16(self, to: *mut u16) {
             unsafe { _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<ROUND>(self)) }
         }
@@ -233,6 +246,11 @@ mod x86 {
                 let sums = low.mul(low).add(high.mul(high));
                 fold(_mm512_castps512_ps256(sums).add(_mm512_extractf32x8_ps::<1>(sums)))
             }
+        }
+
+        #[inline(always)]
+        unsafe fn load_f16(from: *const u16) -> Self {
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())).canonical() }
         }
 
         #[inline(always)]

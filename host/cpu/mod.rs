@@ -7,6 +7,7 @@
 // Loops over several fixed arrays at once: by index they read as the formulas do, and unroll.
 #![allow(clippy::needless_range_loop)]
 
+mod element;
 mod fp_env;
 mod isa;
 mod lanes;

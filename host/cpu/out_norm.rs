@@ -1,15 +1,12 @@
 //! The gated RMS norm behind the recurrence. Tokens are parallel; the loops over a row's 128 columns are plain code that
 //! the compiler vectorises for each instruction set.
 
-use super::fp_env::IeeeDefaults;
-use super::isa::Isa;
+use super::element::{Element, Row};
+use super::isa::{Isa, Work};
 use super::lanes::{GROUP, Lanes};
-use crate::gdn::{HEAD_DIM, NormAct, NormOut, OutNorm};
-use kernels_gpu::math::{canonical, sigmoid, silu, sqrt, sum4};
+use crate::gdn::{Floats, HEAD_DIM, NormAct, NormOut, OutNorm};
+use kernels_gpu::math::{sigmoid, silu, sqrt, sum4};
 use rayon::prelude::*;
-
-/// A row of f32.
-type Row = [f32; HEAD_DIM];
 
 /// Rows that make a piece of work worth handing to another thread.
 const ROWS_AT_LEAST: usize = 64;
@@ -22,50 +19,18 @@ struct Norm<'a> {
     eps: f32,
 }
 
-/// An output type.
-trait Output: Copy + Send {
-    /// Rounds `values` to `out`.
-    ///
-    /// # Safety
-    /// As [`Lanes`].
-    unsafe fn store<L: Lanes>(values: &Row, out: &mut [Self; HEAD_DIM]);
-}
-
-impl Output for f32 {
-    #[inline(always)]
-    unsafe fn store<L: Lanes>(values: &Row, out: &mut [Self; HEAD_DIM]) {
-        for i in 0..HEAD_DIM {
-            out[i] = canonical(values[i]);
-        }
-    }
-}
-
-impl Output for half::f16 {
-    #[inline(always)]
-    unsafe fn store<L: Lanes>(values: &Row, out: &mut [Self; HEAD_DIM]) {
-        let (from, to) = (values.as_ptr(), out.as_mut_ptr().cast::<u16>());
-        for i in (0..HEAD_DIM).step_by(L::LANES) {
-            // SAFETY: the caller's promise; both hold HEAD_DIM elements, and an f16 is its bits.
-            unsafe { L::load(from.add(i)).canonical().store_f16(to.add(i)) };
-        }
-    }
-}
-
-impl Output for half::bf16 {
-    #[inline(always)]
-    unsafe fn store<L: Lanes>(values: &Row, out: &mut [Self; HEAD_DIM]) {
-        for i in 0..HEAD_DIM {
-            let bits = values[i].to_bits();
-            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-            out[i] = half::bf16::from_bits(if values[i].is_nan() { 0x7fff } else { rounded as u16 });
-        }
-    }
-}
-
 /// Runs the out norm with `isa`, which this CPU has.
 pub(super) fn run(isa: Isa, call: OutNorm<'_>) {
-    let OutNorm { value_heads, tokens, y, z, weight, act, eps, out, out_stride } = call;
-    let (Some(weight), true) = (weight.first_chunk(), tokens > 0 && value_heads > 0) else { return };
+    match call.z {
+        Floats::F32(z) => into_out(isa, z, call),
+        Floats::F16(z) => into_out(isa, z, call),
+        Floats::Bf16(z) => into_out(isa, z, call),
+    }
+}
+
+fn into_out<Z: Element>(isa: Isa, z: &[Z], call: OutNorm<'_>) {
+    let OutNorm { value_heads, y, weight, act, eps, out, out_stride, .. } = call;
+    let Some(weight) = weight.first_chunk() else { return };
     let norm = Norm { weight, act, eps };
     match out {
         NormOut::F16(out) => for_tokens(isa, norm, value_heads, y, z, out, out_stride),
@@ -74,12 +39,12 @@ pub(super) fn run(isa: Isa, call: OutNorm<'_>) {
     }
 }
 
-fn for_tokens<T: Output>(
+fn for_tokens<Z: Element, T: Element>(
     isa: Isa,
     norm: Norm<'_>,
     value_heads: usize,
     y: &[f32],
-    z: &[f32],
+    z: &[Z],
     out: &mut [T],
     out_stride: usize,
 ) {
@@ -88,51 +53,30 @@ fn for_tokens<T: Output>(
         .zip(y.par_chunks(width))
         .zip(z.par_chunks(width))
         .with_min_len(ROWS_AT_LEAST.div_ceil(value_heads))
-        .for_each_init(IeeeDefaults::set, |_ieee, ((out, y), z)| match isa {
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: this CPU has the instruction set.
-            Isa::Avx512 => unsafe { x86::avx512(norm, y, z, out) },
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: this CPU has the instruction set.
-            Isa::Avx2 => unsafe { x86::avx2(norm, y, z, out) },
-            // SAFETY: plain arrays need no instruction set.
-            _ => unsafe { token::<[f32; 8], T>(norm, y, z, out) },
-        });
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Norm, Output, token};
-    use std::arch::x86_64::{__m256, __m512};
-
-    /// # Safety
-    /// As [`token`].
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-    pub unsafe fn avx512<T: Output>(norm: Norm<'_>, y: &[f32], z: &[f32], out: &mut [T]) {
-        // SAFETY: the caller's promise.
-        unsafe { token::<__m512, T>(norm, y, z, out) }
-    }
-
-    /// # Safety
-    /// As [`token`].
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn avx2<T: Output>(norm: Norm<'_>, y: &[f32], z: &[f32], out: &mut [T]) {
-        // SAFETY: the caller's promise.
-        unsafe { token::<__m256, T>(norm, y, z, out) }
-    }
+        .for_each(|((out, y), z)| isa.run(Token { norm, y, z, out }));
 }
 
 /// All rows of a token.
-///
-/// # Safety
-/// The CPU has L's instruction set, and the caller is compiled for it.
-#[inline(always)]
-unsafe fn token<L: Lanes, T: Output>(norm: Norm<'_>, y: &[f32], z: &[f32], out: &mut [T]) {
-    // The zip ends with y, before the gap behind the output's rows.
-    let (y, z) = (y.as_chunks::<HEAD_DIM>().0, z.as_chunks::<HEAD_DIM>().0);
-    for ((y, z), out) in y.iter().zip(z).zip(out.as_chunks_mut::<HEAD_DIM>().0) {
-        // SAFETY: the caller's promise.
-        unsafe { T::store::<L>(&row::<L>(norm, y, z), out) };
+struct Token<'a, Z, T> {
+    norm: Norm<'a>,
+    y: &'a [f32],
+    z: &'a [Z],
+    out: &'a mut [T],
+}
+
+impl<Z: Element, T: Element> Work for Token<'_, Z, T> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // The zip ends with y, before the gap behind the output's rows.
+        let (y, z) = (self.y.as_chunks::<HEAD_DIM>().0, self.z.as_chunks::<HEAD_DIM>().0);
+        let mut wide = [0.0; HEAD_DIM];
+        for ((y, z), out) in y.iter().zip(z).zip(self.out.as_chunks_mut::<HEAD_DIM>().0) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                Z::widen::<L>(z, &mut wide);
+                T::store::<L>(&row::<L>(self.norm, y, &wide), out);
+            }
+        }
     }
 }
 
@@ -161,12 +105,12 @@ unsafe fn row<L: Lanes>(norm: Norm<'_>, y: &Row, z: &Row) -> Row {
     values
 }
 
-/// `Sum4` over the groups of `Tree32` of the squares.
+/// `Sum4` over the groups of `Tree32` of a row's squares.
 ///
 /// # Safety
 /// As [`Lanes`].
 #[inline(always)]
-unsafe fn sum_of_squares<L: Lanes>(y: &Row) -> f32 {
+pub(super) unsafe fn sum_of_squares<L: Lanes>(y: &Row) -> f32 {
     let mut sums = [0.0; HEAD_DIM / GROUP];
     for (group, sum) in y.as_chunks().0.iter().zip(&mut sums) {
         // SAFETY: the caller's promise.

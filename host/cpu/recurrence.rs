@@ -5,8 +5,7 @@
 //! that row's share of token t + 1's `k . S`. Per row, token and vector that is one multiplication and three fmas, and one
 //! load and one store of the state.
 
-use super::fp_env::IeeeDefaults;
-use super::isa::Isa;
+use super::isa::{Isa, Work};
 use super::lanes::Lanes;
 use crate::gdn::{HEAD_DIM, Recurrence, Rows};
 use kernels_gpu::gdn::recurrence::{ROW_GROUPS, ROWS};
@@ -98,79 +97,42 @@ pub(super) fn run(isa: Isa, call: Recurrence<'_>) {
     if call.tokens == 0 {
         return;
     }
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: this CPU has the instruction set.
-        Isa::Avx512 => {
-            for_blocks(call, columns::<std::arch::x86_64::__m512>(), |b| unsafe { x86::avx512(b) })
-        }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: this CPU has the instruction set.
-        Isa::Avx2 => for_blocks(call, columns::<std::arch::x86_64::__m256>(), |b| unsafe { x86::avx2(b) }),
-        // SAFETY: plain arrays need no instruction set.
-        _ => for_blocks(call, columns::<[f32; 8]>(), |b| unsafe { walk::<[f32; 8]>(b) }),
-    }
-}
-
-/// Columns of a block.
-const fn columns<L: Lanes>() -> usize {
-    VECTORS * L::LANES
-}
-
-/// Calls `walk` for every block of `columns` columns, on all threads.
-fn for_blocks(call: Recurrence<'_>, columns: usize, walk: impl Fn(&Block<'_>) + Sync) {
     let Recurrence { heads, layout, tokens, inputs, state, y } = call;
     let value_heads = heads.value();
     let (state_row, state_head) = layout.strides(heads);
     let (head_per_key, head_per_slot) = heads.strides();
     let (state, y) = (Shared(state.as_mut_ptr()), Shared(y.as_mut_ptr()));
+    let columns = VECTORS * isa.lanes();
     let blocks = HEAD_DIM / columns;
 
     // The blocks of a key head follow each other, so that a thread finds its q and k rows in the cache.
-    (0..value_heads * blocks).into_par_iter().with_max_len(1).for_each_init(
-        IeeeDefaults::set,
-        |_ieee, index| {
-            let (unit, block) = (index / blocks, index % blocks);
-            let (key_head, slot) = (unit / heads.per_key(), unit % heads.per_key());
-            let head = key_head * head_per_key + slot * head_per_slot;
-            let column = block * columns;
-            walk(&Block {
-                tokens,
-                value_heads,
-                q: HeadRows::new(inputs.q, key_head * HEAD_DIM),
-                k: HeadRows::new(inputs.k, key_head * HEAD_DIM),
-                v: HeadRows::new(inputs.v, head * HEAD_DIM + column),
-                gate: &inputs.gate[head..],
-                beta: &inputs.beta[head..],
-                // SAFETY: head and column are within both buffers. Blocks differ in head or columns, so they are disjoint.
-                state: unsafe { state.at(head * state_head + column) },
-                state_row,
-                // SAFETY: as above.
-                y: unsafe { y.at(head * HEAD_DIM + column) },
-            });
-        },
-    );
+    (0..value_heads * blocks).into_par_iter().with_max_len(1).for_each(|index| {
+        let (unit, block) = (index / blocks, index % blocks);
+        let (key_head, slot) = (unit / heads.per_key(), unit % heads.per_key());
+        let head = key_head * head_per_key + slot * head_per_slot;
+        let column = block * columns;
+        isa.run(Block {
+            tokens,
+            value_heads,
+            q: HeadRows::new(inputs.q, key_head * HEAD_DIM),
+            k: HeadRows::new(inputs.k, key_head * HEAD_DIM),
+            v: HeadRows::new(inputs.v, head * HEAD_DIM + column),
+            gate: &inputs.gate[head..],
+            beta: &inputs.beta[head..],
+            // SAFETY: head and column are within both buffers. Blocks differ in head or columns, so they are disjoint.
+            state: unsafe { state.at(head * state_head + column) },
+            state_row,
+            // SAFETY: as above.
+            y: unsafe { y.at(head * HEAD_DIM + column) },
+        });
+    });
 }
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Block, walk};
-    use std::arch::x86_64::{__m256, __m512};
-
-    /// # Safety
-    /// As [`walk`].
-    #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,avx2,fma,f16c")]
-    pub unsafe fn avx512(block: &Block<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { walk::<__m512>(block) }
-    }
-
-    /// # Safety
-    /// As [`walk`].
-    #[target_feature(enable = "avx2,fma,f16c")]
-    pub unsafe fn avx2(block: &Block<'_>) {
-        // SAFETY: the caller's promise.
-        unsafe { walk::<__m256>(block) }
+impl Work for Block<'_> {
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: the caller's promise; blocks are disjoint.
+        unsafe { walk::<L>(&self) }
     }
 }
 

@@ -9,7 +9,8 @@ use kernels_gpu::params::{Global, GlobalMut, OutNormArgs, RecurrenceArgs};
 use super::{Device, DeviceBuffer, Kernel, Module, Stream};
 use crate::error::{Error, Result};
 use crate::gdn::{
-    self, HEAD_DIM, Heads, NormAct, NormOut, Plan, Request, Rows, StateLayout, Switches, Variant,
+    self, Dtype, Floats, HEAD_DIM, Heads, NormAct, NormOut, Plan, Request, Rows, StateLayout, Switches,
+    Variant,
 };
 use crate::ptx;
 
@@ -44,14 +45,6 @@ pub struct DeviceRecurrence {
     pub y: u64,
 }
 
-/// The type of the normed output on the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OutDtype {
-    F16,
-    Bf16,
-    F32,
-}
-
 /// An out norm on device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceOutNorm {
@@ -70,7 +63,7 @@ pub struct DeviceOutNorm {
     pub out: u64,
     /// In elements; at least `HV * 128`.
     pub out_stride: usize,
-    pub out_dtype: OutDtype,
+    pub out_dtype: Dtype,
 }
 
 impl DeviceRecurrence {
@@ -116,11 +109,7 @@ impl DeviceOutNorm {
                 NormAct::Sigmoid => OutNormArgs::SIGMOID,
                 NormAct::Silu => OutNormArgs::SILU,
             },
-            out_dtype: match self.out_dtype {
-                OutDtype::F16 => OutNormArgs::F16,
-                OutDtype::Bf16 => OutNormArgs::BF16,
-                OutDtype::F32 => OutNormArgs::F32,
-            },
+            out_dtype: self.out_dtype.code(),
         }
     }
 
@@ -270,7 +259,7 @@ impl Gdn {
     }
 
     unsafe fn out_norm_entry(&self, stream: &Stream, call: &DeviceOutNorm, entry: &str) -> Result<()> {
-        gdn::check_eps(call.eps)?;
+        gdn::check_eps("eps", call.eps)?;
         gdn::check_stride("out", call.out_stride, call.value_heads)?;
         gdn::check_tokens(call.tokens)?;
         if call.tokens == 0 || call.value_heads == 0 {
@@ -279,7 +268,7 @@ impl Gdn {
         for (tensor, address) in [("y", call.y), ("z", call.z), ("norm_weight", call.weight)] {
             check_address(tensor, address, 16)?;
         }
-        check_address("out", call.out, if call.out_dtype == OutDtype::F32 { 4 } else { 2 })?;
+        check_address("out", call.out, call.out_dtype.size() as u64)?;
 
         let (args, grid) = (call.args(), call.grid());
         let kernel = self.kernel(entry)?;
@@ -338,10 +327,13 @@ impl Gdn {
         if tokens == 0 {
             return Ok(());
         }
+        let Floats::F32(z) = z else {
+            return Err(Error::argument("z", z.dtype().name(), "f32: `out_norm` reads no other type yet"));
+        };
         let y = DeviceBuffer::from_slice(stream, "y", y)?;
         let z = DeviceBuffer::from_slice(stream, "z", z)?;
         let weight = DeviceBuffer::from_slice(stream, "norm_weight", weight)?;
-        let run = |address: u64, out_dtype: OutDtype| {
+        let run = |address: u64, out_dtype: Dtype| {
             let call = DeviceOutNorm {
                 value_heads,
                 tokens,
@@ -361,17 +353,17 @@ impl Gdn {
         match out {
             NormOut::F16(out) => {
                 let buffer = DeviceBuffer::from_slice(stream, "out", half_bits(out))?;
-                run(buffer.as_ptr(), OutDtype::F16)?;
+                run(buffer.as_ptr(), Dtype::F16)?;
                 buffer.download(stream, half_bits_mut(out))
             }
             NormOut::Bf16(out) => {
                 let buffer = DeviceBuffer::from_slice(stream, "out", half_bits(out))?;
-                run(buffer.as_ptr(), OutDtype::Bf16)?;
+                run(buffer.as_ptr(), Dtype::Bf16)?;
                 buffer.download(stream, half_bits_mut(out))
             }
             NormOut::F32(out) => {
                 let buffer = DeviceBuffer::from_slice(stream, "out", &*out)?;
-                run(buffer.as_ptr(), OutDtype::F32)?;
+                run(buffer.as_ptr(), Dtype::F32)?;
                 buffer.download(stream, out)
             }
         }

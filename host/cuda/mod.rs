@@ -65,7 +65,7 @@ pub use buffer::DeviceBuffer;
 pub use device::{Current, Device};
 pub use driver::version as driver_version;
 pub use facts::DeviceFacts;
-pub use gdn::{DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, OutDtype};
+pub use gdn::{DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn};
 pub use kernel::Kernel;
 pub use module::Module;
 pub use stream::{Event, Graph, Stream};

@@ -1,6 +1,8 @@
 //! The shape of a DeltaNet call, checked once: what is made here cannot be wrong further in.
 
+use super::dtype::{Dtype, Floats};
 use crate::error::{Error, Result};
+use std::ops::Range;
 
 /// Rows (key dim) and columns (value dim) of a head's state; the only head size.
 pub const HEAD_DIM: usize = kernels_gpu::gdn::HEAD_DIM;
@@ -83,6 +85,11 @@ impl Heads {
         }
     }
 
+    /// Channels of the convolution: all q heads, all k heads, all v heads.
+    pub fn channels(self) -> usize {
+        (2 * self.key + self.value) * HEAD_DIM
+    }
+
     /// Elements of a state, in either layout.
     pub fn state_len(self) -> usize {
         self.value * HEAD_DIM * HEAD_DIM
@@ -119,24 +126,8 @@ impl<'a> Rows<'a> {
 
     /// Whether all of `tokens * heads` rows are there.
     fn check(&self, tensor: &str, tokens: usize, heads: usize) -> Result<()> {
-        check_stride(tensor, self.stride, heads)?;
-        let row = heads * HEAD_DIM;
-        let needed = match tokens {
-            0 => Some(0),
-            _ => (tokens - 1).checked_mul(self.stride).and_then(|n| n.checked_add(row)),
-        };
-        match needed {
-            Some(needed) if needed <= self.data.len() => Ok(()),
-            _ => Err(Error::Length {
-                tensor: tensor.into(),
-                found: self.data.len(),
-                accepted: format!(
-                    "{} or more ({tokens} tokens, {} elements apart, {heads} heads of 128)",
-                    needed.map_or("more than fit in memory".into(), |n| n.to_string()),
-                    self.stride
-                ),
-            }),
-        }
+        let width = heads * HEAD_DIM;
+        check_spaced(tensor, self.data.len(), tokens, self.stride, width, &format!("{heads} heads of 128"))
     }
 }
 
@@ -209,11 +200,29 @@ pub enum NormOut<'a> {
 }
 
 impl NormOut<'_> {
-    fn len(&self) -> usize {
+    /// In elements.
+    pub(crate) fn len(&self) -> usize {
         match self {
             NormOut::F16(out) => out.len(),
             NormOut::Bf16(out) => out.len(),
             NormOut::F32(out) => out.len(),
+        }
+    }
+
+    pub fn dtype(&self) -> Dtype {
+        match self {
+            NormOut::F16(_) => Dtype::F16,
+            NormOut::Bf16(_) => Dtype::Bf16,
+            NormOut::F32(_) => Dtype::F32,
+        }
+    }
+
+    /// The elements of `range`, which are there.
+    pub(crate) fn slice(&mut self, range: Range<usize>) -> NormOut<'_> {
+        match self {
+            NormOut::F16(out) => NormOut::F16(&mut out[range]),
+            NormOut::Bf16(out) => NormOut::Bf16(&mut out[range]),
+            NormOut::F32(out) => NormOut::F32(&mut out[range]),
         }
     }
 }
@@ -224,7 +233,7 @@ pub struct OutNorm<'a> {
     pub(crate) value_heads: usize,
     pub(crate) tokens: usize,
     pub(crate) y: &'a [f32],
-    pub(crate) z: &'a [f32],
+    pub(crate) z: Floats<'a>,
     pub(crate) weight: &'a [f32],
     pub(crate) act: NormAct,
     pub(crate) eps: f32,
@@ -242,36 +251,48 @@ impl<'a> OutNorm<'a> {
         value_heads: usize,
         tokens: usize,
         y: &'a [f32],
-        z: &'a [f32],
+        z: impl Into<Floats<'a>>,
         weight: &'a [f32],
         act: NormAct,
         eps: f32,
         out: NormOut<'a>,
         out_stride: usize,
     ) -> Result<Self> {
+        let z = z.into();
         check_tokens(tokens)?;
-        if !(1..=MOST_VALUE_HEADS).contains(&value_heads) {
-            return Err(Error::argument("value_heads", value_heads, "1 to 1024"));
-        }
+        check_value_heads(value_heads)?;
         check_len("y", y.len(), &[tokens, value_heads, HEAD_DIM])?;
         check_len("z", z.len(), &[tokens, value_heads, HEAD_DIM])?;
-        check_len("norm_weight", weight.len(), &[HEAD_DIM])?;
-        if let Some(index) = weight.iter().position(|w| !w.is_finite()) {
-            return Err(Error::NonFinite { tensor: "norm_weight".into(), index, found: weight[index] });
-        }
-        check_eps(eps)?;
+        check_norm_weight(weight)?;
+        check_eps("eps", eps)?;
         check_stride("out", out_stride, value_heads)?;
         check_len("out", out.len(), &[tokens, out_stride])?;
         Ok(Self { value_heads, tokens, y, z, weight, act, eps, out, out_stride })
     }
 }
 
-/// `eps` must be a finite number that is not negative.
-pub(crate) fn check_eps(eps: f32) -> Result<()> {
+/// An epsilon must be a finite number that is not negative.
+pub(crate) fn check_eps(argument: &str, eps: f32) -> Result<()> {
     if eps.is_finite() && eps >= 0.0 {
         return Ok(());
     }
-    Err(Error::argument("eps", eps, "a finite number that is not negative"))
+    Err(Error::argument(argument, eps, "a finite number that is not negative"))
+}
+
+pub(super) fn check_value_heads(value_heads: usize) -> Result<()> {
+    if (1..=MOST_VALUE_HEADS).contains(&value_heads) {
+        return Ok(());
+    }
+    Err(Error::argument("value_heads", value_heads, "1 to 1024"))
+}
+
+/// The norm's weight is shared by the heads, so that a NaN in it would reach them all.
+pub(super) fn check_norm_weight(weight: &[f32]) -> Result<()> {
+    check_len("norm_weight", weight.len(), &[HEAD_DIM])?;
+    match weight.iter().position(|w| !w.is_finite()) {
+        None => Ok(()),
+        Some(index) => Err(Error::NonFinite { tensor: "norm_weight".into(), index, found: weight[index] }),
+    }
 }
 
 /// A call takes fewer than 2^31 tokens: a CUDA grid has no more blocks.
@@ -282,17 +303,48 @@ pub(crate) fn check_tokens(tokens: usize) -> Result<()> {
     Err(Error::argument("tokens", tokens, "at most 2147483647 in a call"))
 }
 
-/// Tokens must lie at least a row apart.
+/// Tokens must lie at least a row of heads apart.
 pub(crate) fn check_stride(tensor: &str, stride: usize, heads: usize) -> Result<()> {
-    let row = heads.saturating_mul(HEAD_DIM);
-    if stride >= row {
+    check_width(tensor, stride, heads.saturating_mul(HEAD_DIM), &format!("{heads} heads of 128"))
+}
+
+/// Tokens must lie at least `width` elements apart; `what` says in words what these are.
+fn check_width(tensor: &str, stride: usize, width: usize, what: &str) -> Result<()> {
+    if stride >= width {
         return Ok(());
     }
-    let accepted = format!("at least {row} ({heads} heads of 128)");
+    let accepted = format!("at least {width} ({what})");
     Err(Error::Stride { tensor: tensor.into(), found: stride, accepted })
 }
 
-fn check_len(tensor: &str, found: usize, shape: &[usize]) -> Result<()> {
+/// Whether the `width` elements of each of `tokens` are there, tokens `stride` apart; `what` says in words what these are.
+pub(super) fn check_spaced(
+    tensor: &str,
+    found: usize,
+    tokens: usize,
+    stride: usize,
+    width: usize,
+    what: &str,
+) -> Result<()> {
+    check_width(tensor, stride, width, what)?;
+    let needed = match tokens {
+        0 => Some(0),
+        _ => (tokens - 1).checked_mul(stride).and_then(|n| n.checked_add(width)),
+    };
+    match needed {
+        Some(needed) if needed <= found => Ok(()),
+        _ => Err(Error::Length {
+            tensor: tensor.into(),
+            found,
+            accepted: format!(
+                "{} or more ({tokens} tokens, {stride} elements apart, {what})",
+                needed.map_or("more than fit in memory".into(), |n| n.to_string()),
+            ),
+        }),
+    }
+}
+
+pub(super) fn check_len(tensor: &str, found: usize, shape: &[usize]) -> Result<()> {
     let needed = shape.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
     if needed == Some(found) {
         return Ok(());

@@ -18,3 +18,6 @@ pub mod math;
 pub mod mutation;
 pub mod params;
 pub mod topk;
+
+/// What 16-bit words mean, for the CPU backend as for the kernels.
+pub use cuda_std::float;

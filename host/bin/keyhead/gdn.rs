@@ -395,7 +395,8 @@ impl Layer {
         };
         if let (Some(out), Some(Norm { z, weight, act })) = (&mut out, &norm) {
             let (target, stride) = (out.target(), value_row);
-            let call = OutNorm::new(heads.value(), tokens, &y, z, weight, *act, args.eps, target, stride)?;
+            let call =
+                OutNorm::new(heads.value(), tokens, &y, &z[..], weight, *act, args.eps, target, stride)?;
             backend.out_norm(call)?;
         }
         let seconds = start.elapsed().as_secs_f64();
