@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::gdn::Variant;
 use kernels_gpu::gdn::out_norm;
-use kernels_gpu::params::{Field, OutNormArgs, RecurrenceArgs};
+use kernels_gpu::params::{Field, HeadsNormArgs, OutNormArgs, RecurrenceArgs};
 use serde::Serialize;
 
 /// A PTX module, built for one feature level.
@@ -90,6 +90,23 @@ fn launch(entry: &str) -> Option<Launch> {
         })
     };
     match entry {
+        "heads" => recurrence(
+            Variant::Heads,
+            "[value_heads, 1, 1]",
+            "the recurrence, any number of value heads a key head",
+        ),
+        "heads_norm" => Some(Launch {
+            block: Variant::Heads.block(),
+            grid: "[value_heads, 1, 1]",
+            record: "HeadsNormArgs",
+            fields: HeadsNormArgs::FIELDS,
+            what: "`heads` with the out norm of its y in the same kernel",
+        }),
+        "cols" => recurrence(
+            Variant::Cols,
+            "[value_heads * 4, 1, 1]",
+            "the recurrence, any number of value heads a key head",
+        ),
         "scan" => recurrence(
             Variant::Scan,
             "[value_heads * 2, 1, 1]",

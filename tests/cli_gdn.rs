@@ -439,7 +439,9 @@ fn wrong_arguments_are_named() {
         .fails(2, &["`--norm-act` is not given", "`z` and `norm_weight`", "sigmoid, silu"]);
     folder.gdn(&grouped(&["--norm-act", "gelu"])).fails(2, &["gelu", "sigmoid, silu"]);
     folder.gdn(&grouped(&["--out-dtype", "f64"])).fails(2, &["f64", "f16, bf16, f32"]);
-    folder.gdn(&grouped(&["--variant", "fast"])).fails(2, &["fast", "auto, pipe, keyhead"]);
+    folder
+        .gdn(&grouped(&["--variant", "fast"]))
+        .fails(2, &["fast", "auto, heads, cols, pipe, keyhead, scan"]);
     for eps in ["-1", "-1e-9", "nan", "inf", "1e99", "x", ""] {
         folder.gdn(&grouped(&["--norm-act", "silu", "--eps", eps])).fails(2, &["--eps", "finite number"]);
     }

@@ -109,8 +109,9 @@ fn unknown_commands_and_versions() {
 fn a_forced_gpu_kernel_is_not_replaced_by_the_cpu() {
     for (name, value, says) in [
         ("KEYHEAD_GDN", "pipe", "variant `pipe` cannot run here"),
-        ("KEYHEAD_GDN", "junk", "accepted: auto, pipe, keyhead, scan"),
-        ("STRATA_GDN_REC_HEADS", "", "no such kernel"),
+        ("KEYHEAD_GDN", "junk", "accepted: auto, heads, cols, pipe, keyhead, scan"),
+        ("STRATA_GDN_REC_HEADS", "", "variant `heads` cannot run here"),
+        ("STRATA_GDN_PIPELINE", "0", "variant `cols` cannot run here"),
     ] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_keyhead"))
             .args(["check", "--backend", "cpu", "--only", "none"])

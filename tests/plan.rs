@@ -1,6 +1,6 @@
 //! Which recurrence kernel a card gets: the rule against a table of real cards, without a GPU.
 
-use Variant::{Keyhead, Pipe, Scan};
+use Variant::{Cols, Heads as HeadsVariant, Keyhead, Pipe, Scan};
 use keyhead::Error;
 use keyhead::gdn::{Device, HeadMap, Heads, Plan, Request, Switches, Variant};
 
@@ -150,7 +150,8 @@ fn switches_force_and_the_caller_goes_first() {
     ));
     let error = plan(&h200, &request(16, 48), &by("warp")).unwrap_err();
     assert!(
-        error.to_string().contains("KEYHEAD_GDN") && error.to_string().contains("pipe, keyhead, scan"),
+        error.to_string().contains("KEYHEAD_GDN")
+            && error.to_string().contains("heads, cols, pipe, keyhead, scan"),
         "{error}"
     );
 }
@@ -162,12 +163,37 @@ fn the_reference_engines_switches_keep_their_meaning() {
     assert_eq!(plan(&h200, &request(16, 48), &no_keyhead).unwrap().variant, Scan);
     let forced = Request { variant: Some(Keyhead), ..request(16, 48) };
     assert_eq!(plan(&h200, &forced, &no_keyhead).unwrap().variant, Keyhead, "the caller goes first");
-    for switches in [
-        Switches { rec_heads: true, ..Switches::default() },
-        Switches { no_pipeline: true, ..Switches::default() },
-    ] {
-        // They ask for kernels that this version does not have: an error, not another kernel.
-        assert!(matches!(plan(&h200, &request(16, 48), &switches), Err(Error::Variant { .. })));
+
+    // In their order, on every card, aligned or not.
+    let rec_heads = Switches { rec_heads: true, no_pipeline: true, ..no_keyhead.clone() };
+    let no_pipeline = Switches { no_pipeline: true, ..no_keyhead };
+    for card in &CARDS {
+        let device = device(card.sms, card.capability);
+        for aligned in [true, false] {
+            let request = Request { aligned, ..request(16, 80) };
+            for (switches, expected) in [(&rec_heads, HeadsVariant), (&no_pipeline, Cols)] {
+                let plan = plan(&device, &request, switches).unwrap();
+                assert_eq!(plan.variant, expected, "{}: {}", card.name, plan.reason);
+                assert!(plan.reason.contains("STRATA_GDN_"), "{}", plan.reason);
+            }
+        }
+    }
+    // This project's own switch goes before them, unless it leaves the choice.
+    let own = |name: &str| Switches { variant: Some(name.into()), ..rec_heads.clone() };
+    assert_eq!(plan(&h200, &request(16, 48), &own("pipe")).unwrap().variant, Pipe);
+    assert_eq!(plan(&h200, &request(16, 48), &own("auto")).unwrap().variant, HeadsVariant);
+}
+
+#[test]
+fn heads_and_cols_are_never_chosen() {
+    for card in &CARDS {
+        for value in [16, 48, 80] {
+            for aligned in [true, false] {
+                let request = Request { aligned, ..request(16, value) };
+                let plan = plan(&device(card.sms, card.capability), &request, &Switches::default()).unwrap();
+                assert!(!matches!(plan.variant, HeadsVariant | Cols), "{}: {}", card.name, plan.reason);
+            }
+        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The GDN kernels' own source on the SIMT executor, against the CPU backend, bit for bit.
 
-use ::simt::{FaultKind, Order};
+use ::simt::{Fault, FaultKind, Order};
 use kernels_gpu::math::canonical;
 use kernels_gpu::mutation::{self, Mutation};
 use keyhead::check::{Data, Output, Shape, same_bits, simt};
-use keyhead::gdn::{HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, StateLayout, Variant};
+use keyhead::gdn::{Floats, HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, StateLayout, Variant};
 use keyhead::{check, cpu};
 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(7)];
@@ -69,10 +69,12 @@ fn four_value_heads_a_key_head() {
 }
 
 #[test]
-fn pipe_takes_any_number_of_value_heads() {
+fn all_but_keyhead_take_any_number_of_value_heads() {
     for vpk in [5, 7] {
         let data = Data::random(shape(vpk, 3, HeadMap::Grouped, StateLayout::HeadMajor, false), 3);
-        assert_same("pipe", &run(&data, Variant::Pipe, Order::Ascending), &data.expected());
+        for variant in Variant::ALL.into_iter().filter(|variant| *variant != Variant::Keyhead) {
+            assert_same(variant.name(), &run(&data, variant, Order::Ascending), &data.expected());
+        }
     }
 }
 
@@ -195,6 +197,110 @@ fn out_norm_gives_the_same_bits() {
     }
 }
 
+/// An element of a normed output.
+trait OutWord: bytemuck::Pod + std::fmt::LowerExp {
+    fn out(words: &mut [Self]) -> NormOut<'_>;
+}
+impl OutWord for half::f16 {
+    fn out(words: &mut [Self]) -> NormOut<'_> {
+        NormOut::F16(words)
+    }
+}
+impl OutWord for half::bf16 {
+    fn out(words: &mut [Self]) -> NormOut<'_> {
+        NormOut::Bf16(words)
+    }
+}
+impl OutWord for f32 {
+    fn out(words: &mut [Self]) -> NormOut<'_> {
+        NormOut::F32(words)
+    }
+}
+
+/// What a call of `heads_norm` leaves beside y and the state: `out`, and `out` before it is rounded.
+struct Fused<T> {
+    output: Output,
+    out: Vec<T>,
+    normed: Vec<f32>,
+}
+
+fn heads_norm<T: OutWord>(data: &Data, order: Order, act: NormAct) -> Result<Fused<T>, Fault> {
+    let mut output = data.blank();
+    let unread = vec![f32::NAN; output.y.len()];
+    let (mut out, mut normed) = (vec![T::zeroed(); unread.len()], vec![0.0; unread.len()]);
+    let norm = data.norm_call(&unread, act, T::out(&mut out));
+    simt::heads_norm(order, data.call(&mut output), norm, Some(&mut normed))?;
+    Ok(Fused { output, out, normed })
+}
+
+/// `heads_norm` against the recurrence and `out_norm`, for one type of output.
+fn assert_heads_norm<T: OutWord>(data: &Data, order: Order, act: NormAct) {
+    let what = format!("heads_norm {act:?} {} bytes {} {order}", size_of::<T>(), data.shape);
+    let expected = data.expected();
+    let (mut out, mut normed) = (vec![T::zeroed(); expected.y.len()], vec![0.0; expected.y.len()]);
+    simt::out_norm(order, data.norm_call(&expected.y, act, T::out(&mut out))).unwrap();
+    simt::out_norm(order, data.norm_call(&expected.y, act, NormOut::F32(&mut normed))).unwrap();
+
+    let found = heads_norm::<T>(data, order, act).unwrap_or_else(|fault| panic!("{what}: {fault}"));
+    assert_same(&what, &found.output, &expected);
+    same_bits("out", &found.out, &out)
+        .and_then(|()| same_bits("normed", &found.normed, &normed))
+        .unwrap_or_else(|difference| panic!("{what}: {difference}"));
+}
+
+#[test]
+fn heads_norm_is_the_recurrence_and_out_norm() {
+    for (index, tokens) in [1, 2, 9].into_iter().enumerate() {
+        let data = Data::random(shape(3, tokens, HeadMap::Tiled, StateLayout::RowMajor, true), 55);
+        for act in [NormAct::Sigmoid, NormAct::Silu] {
+            let order = ORDERS[(index + act as usize) % ORDERS.len()];
+            assert_heads_norm::<half::f16>(&data, order, act);
+            assert_heads_norm::<half::bf16>(&data, order, act);
+            assert_heads_norm::<f32>(&data, order, act);
+        }
+    }
+}
+
+#[test]
+fn heads_norm_reads_16_bit_gates() {
+    let data = Data::random(shape(2, 3, HeadMap::Tiled, StateLayout::HeadMajor, false), 58);
+    let expected = data.expected();
+    let f16s: Vec<_> = data.z.iter().map(|z| half::f16::from_f32(*z)).collect();
+    let bf16s: Vec<_> = data.z.iter().map(|z| half::bf16::from_f32(*z)).collect();
+    for z in [Floats::from(&f16s[..]), Floats::from(&bf16s[..])] {
+        let norm = |y, out| {
+            let heads = data.shape.heads.value();
+            OutNorm::new(heads, 3, y, z, &data.weight, NormAct::Silu, 1e-6, out, heads * HEAD_DIM).unwrap()
+        };
+        let (mut found, mut out) = (vec![0.0; data.z.len()], vec![1.0; data.z.len()]);
+        cpu::out_norm(norm(&expected.y, NormOut::F32(&mut out)));
+        let mut output = data.blank();
+        let unread = output.y.clone();
+        let call = norm(&unread, NormOut::F32(&mut found));
+        simt::heads_norm(Order::Descending, data.call(&mut output), call, None).unwrap();
+        same_bits(&format!("out, z {:?}", z.dtype()), &found, &out).unwrap();
+    }
+}
+
+#[test]
+fn heads_norm_needs_no_f32_output_and_leaves_the_gaps_between_rows() {
+    let (tokens, heads, stride) = (3, 2, 2 * HEAD_DIM + 3);
+    let data = Data::random(shape(1, tokens, HeadMap::Grouped, StateLayout::HeadMajor, false), 62);
+    let expected = data.expected();
+    let norm = |y, out| {
+        OutNorm::new(heads, tokens, y, &data.z[..], &data.weight, NormAct::Silu, 1e-6, out, stride).unwrap()
+    };
+    let sentinel = half::bf16::from_bits(0x1234);
+    let (mut found, mut expected_out) = (vec![sentinel; tokens * stride], vec![sentinel; tokens * stride]);
+    cpu::out_norm(norm(&expected.y, NormOut::Bf16(&mut expected_out)));
+    let mut output = data.blank();
+    let unread = output.y.clone();
+    let call = norm(&unread, NormOut::Bf16(&mut found));
+    simt::heads_norm(Order::Ascending, data.call(&mut output), call, None).unwrap();
+    assert_same("heads_norm", &output, &expected);
+    same_bits("out", &found, &expected_out).unwrap();
+}
+
 #[test]
 fn out_norm_leaves_the_gaps_between_rows() {
     let data = Data::random(shape(1, 3, HeadMap::Tiled, StateLayout::HeadMajor, false), 61);
@@ -223,6 +329,8 @@ fn mutated_kernels_are_caught() {
         (Mutation::ScanSkipsStageWait, Variant::Scan, FaultKind::AsyncPending),
         (Mutation::ScanDropsWarpBarrier, Variant::Scan, FaultKind::SharedRace),
         (Mutation::PipeDropsKvBarrier, Variant::Pipe, FaultKind::SharedRace),
+        (Mutation::ColsDropsOBarrier, Variant::Cols, FaultKind::SharedRace),
+        (Mutation::HeadsDropsOBarrier, Variant::Heads, FaultKind::SharedRace),
     ];
     for (mutation, variant, expected) in faults {
         for order in ORDERS {
@@ -233,6 +341,21 @@ fn mutated_kernels_are_caught() {
             let uninitialised = fault.kind() == FaultKind::SharedUninitialised;
             assert!(fault.kind() == expected || uninitialised, "{mutation:?} {order}: {fault}");
         }
+    }
+}
+
+#[test]
+fn a_mutated_heads_norm_is_caught() {
+    let data = Data::random(shape(1, 3, HeadMap::Tiled, StateLayout::HeadMajor, false), 72);
+    let mut expected = vec![0.0; data.z.len()];
+    cpu::out_norm(data.norm_call(&data.expected().y, NormAct::Silu, NormOut::F32(&mut expected)));
+    let run = |mutation, order| mutation::with(mutation, || heads_norm::<f32>(&data, order, NormAct::Silu));
+    for order in ORDERS {
+        let Err(fault) = run(Mutation::HeadsNormDropsNormBarrier, order) else { panic!("passed, {order}") };
+        let kinds = [FaultKind::SharedRace, FaultKind::SharedUninitialised];
+        assert!(kinds.contains(&fault.kind()), "{order}: {fault}");
+        let found = run(Mutation::HeadsNormRepeatsGroup, order).unwrap_or_else(|fault| panic!("{fault}"));
+        assert!(same_bits("out", &found.out, &expected).is_err(), "the bits are right, {order}");
     }
 }
 

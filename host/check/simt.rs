@@ -1,49 +1,29 @@
 //! The kernels' source on the SIMT executor, launched as on a device: by the same argument records and grids.
 
 use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows};
-use crate::gdn::{Floats, Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
+use crate::gdn::{Dtype, Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::out_norm as norm;
-use kernels_gpu::gdn::recurrence::{keyhead, pipe, scan};
-use kernels_gpu::params::RecurrenceArgs;
+use kernels_gpu::gdn::recurrence::{cols, heads, keyhead, pipe, scan};
+use kernels_gpu::params::{GlobalMut, HeadsNormArgs, RecurrenceArgs};
 use simt::{Fault, Launch, Order, Stats};
 
 /// Runs a recurrence kernel.
 ///
 /// # Panics
 /// When the variant has no kernel for the shape's number of value heads a key head.
-pub fn recurrence(variant: Variant, order: Order, call: Recurrence<'_>) -> Result<Stats, Fault> {
-    let Recurrence { heads, layout, tokens, inputs, state, y } = call;
-    let rows = |rows: Rows<'_>| DeviceRows { address: rows.data.as_ptr() as u64, stride: rows.stride };
-    let device_call = DeviceRecurrence {
-        heads,
-        tokens,
-        q: rows(inputs.q),
-        k: rows(inputs.k),
-        v: rows(inputs.v),
-        gate: inputs.gate.as_ptr() as u64,
-        beta: inputs.beta.as_ptr() as u64,
-        state: state.as_mut_ptr() as u64,
-        layout,
-        y: y.as_mut_ptr() as u64,
-    };
-    let args = device_call.args();
+pub fn recurrence(variant: Variant, order: Order, mut call: Recurrence<'_>) -> Result<Stats, Fault> {
+    let heads = call.heads;
+    let args = device_recurrence(&mut call).args();
     let kernel = entry(variant, heads);
-    let block: (u32, u32, u32) = variant.block().into();
-    Launch::new(variant.blocks(heads) as u32, block)
-        .order(order)
-        .input("q", inputs.q.data)
-        .input("k", inputs.k.data)
-        .input("v", inputs.v.data)
-        .input("gate", inputs.gate)
-        .input("beta", inputs.beta)
-        .output("state", state)
-        .output("y", y)
-        // SAFETY: the record describes the buffers, whose bounds the executor checks.
-        .run(|| unsafe { kernel(args) })
+    let launch = Launch::new(variant.blocks(heads) as u32, variant.block()).order(order);
+    // SAFETY: the record describes the buffers, whose bounds the executor checks.
+    with_recurrence(launch, call).run(|| unsafe { kernel(args) })
 }
 
 fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
     match (variant, heads.per_key()) {
+        (Variant::Heads, _) => heads::heads,
+        (Variant::Cols, _) => cols::cols,
         (Variant::Pipe, _) => pipe::pipe,
         (Variant::Scan, _) => scan::scan,
         (Variant::Keyhead, 1) => keyhead::keyhead_vpk1,
@@ -58,36 +38,93 @@ fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
 ///
 /// # Panics
 /// When z is not f32.
-pub fn out_norm(order: Order, call: OutNorm<'_>) -> Result<Stats, Fault> {
-    let OutNorm { value_heads, tokens, y, z, weight, act, eps, mut out, out_stride } = call;
-    let Floats::F32(z) = z else { panic!("`out_norm` reads f32, and z is {}", z.dtype().name()) };
-    let out_dtype = out.dtype();
-    let out_address = match &mut out {
+pub fn out_norm(order: Order, mut call: OutNorm<'_>) -> Result<Stats, Fault> {
+    assert_eq!(call.z.dtype(), Dtype::F32, "`out_norm` reads f32");
+    let device_call = device_norm(&mut call);
+    let launch = Launch::new(device_call.grid(), norm::THREADS as u32).order(order);
+    let launch = with_norm(launch.input("y", call.y), call);
+    let args = device_call.args();
+    // SAFETY: the record describes the buffers, whose bounds the executor checks.
+    launch.run(|| unsafe { norm::out_norm(args) })
+}
+
+/// Runs `heads_norm`: the recurrence, and the out norm of its y instead of `norm`'s own; `normed` gets what `norm.out` is rounded
+/// from.
+pub fn heads_norm(
+    order: Order,
+    mut call: Recurrence<'_>,
+    mut norm: OutNorm<'_>,
+    normed: Option<&mut [f32]>,
+) -> Result<Stats, Fault> {
+    let recurrence = device_recurrence(&mut call).args();
+    let (variant, heads) = (Variant::Heads, call.heads);
+    let z_dtype = norm.z.dtype().code();
+    let norm_args = device_norm(&mut norm).args();
+    let launch = Launch::new(variant.blocks(heads) as u32, variant.block()).order(order);
+    let mut launch = with_norm(with_recurrence(launch, call), norm);
+    let mut normed_address = 0;
+    if let Some(normed) = normed {
+        normed_address = normed.as_mut_ptr() as u64;
+        launch = launch.output("normed", normed);
+    }
+    let normed = GlobalMut::from_address(normed_address);
+    let args = HeadsNormArgs { z_dtype, ..HeadsNormArgs::new(recurrence, norm_args, normed) };
+    // SAFETY: the record describes the buffers, whose bounds the executor checks.
+    launch.run(|| unsafe { heads::heads_norm(args) })
+}
+
+fn device_recurrence(call: &mut Recurrence<'_>) -> DeviceRecurrence {
+    let rows = |rows: Rows<'_>| DeviceRows { address: rows.data.as_ptr() as u64, stride: rows.stride };
+    DeviceRecurrence {
+        heads: call.heads,
+        tokens: call.tokens,
+        q: rows(call.inputs.q),
+        k: rows(call.inputs.k),
+        v: rows(call.inputs.v),
+        gate: call.inputs.gate.as_ptr() as u64,
+        beta: call.inputs.beta.as_ptr() as u64,
+        state: call.state.as_mut_ptr() as u64,
+        layout: call.layout,
+        y: call.y.as_mut_ptr() as u64,
+    }
+}
+
+fn with_recurrence<'a>(launch: Launch<'a>, call: Recurrence<'a>) -> Launch<'a> {
+    launch
+        .input("q", call.inputs.q.data)
+        .input("k", call.inputs.k.data)
+        .input("v", call.inputs.v.data)
+        .input("gate", call.inputs.gate)
+        .input("beta", call.inputs.beta)
+        .output("state", call.state)
+        .output("y", call.y)
+}
+
+fn device_norm(call: &mut OutNorm<'_>) -> DeviceOutNorm {
+    let out = match &mut call.out {
         NormOut::F16(out) => out.as_mut_ptr() as u64,
         NormOut::Bf16(out) => out.as_mut_ptr() as u64,
         NormOut::F32(out) => out.as_mut_ptr() as u64,
     };
-    let device_call = DeviceOutNorm {
-        value_heads,
-        tokens,
-        y: y.as_ptr() as u64,
-        z: z.as_ptr() as u64,
-        weight: weight.as_ptr() as u64,
-        act,
-        eps,
-        out: out_address,
-        out_stride,
-        out_dtype,
-    };
-    let grid: (u32, u32, u32) = device_call.grid().into();
-    let launch = Launch::new(grid, norm::THREADS as u32).order(order);
-    let launch = launch.input("y", y).input("z", z).input("norm_weight", weight);
-    let launch = match out {
+    DeviceOutNorm {
+        value_heads: call.value_heads,
+        tokens: call.tokens,
+        y: call.y.as_ptr() as u64,
+        z: call.z.bytes().as_ptr() as u64,
+        weight: call.weight.as_ptr() as u64,
+        act: call.act,
+        eps: call.eps,
+        out,
+        out_stride: call.out_stride,
+        out_dtype: call.out.dtype(),
+    }
+}
+
+fn with_norm<'a>(launch: Launch<'a>, call: OutNorm<'a>) -> Launch<'a> {
+    let launch = launch.input("z", call.z.bytes()).input("norm_weight", call.weight);
+    match call.out {
         NormOut::F16(out) => launch.output("out", out),
         NormOut::Bf16(out) => launch.output("out", out),
         NormOut::F32(out) => launch.output("out", out),
-    };
-    let args = device_call.args();
-    // SAFETY: the record describes the buffers, whose bounds the executor checks.
-    launch.run(|| unsafe { norm::out_norm(args) })
+    }
 }

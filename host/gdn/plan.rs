@@ -1,6 +1,6 @@
 //! Which recurrence kernel runs, and why: a pure function of the device's facts, the shape and the request.
 
-use super::shape::Heads;
+use super::shape::{HEAD_DIM, Heads};
 use crate::error::{Error, Result};
 use kernels_gpu::gdn::recurrence::{COLUMN_BLOCKS, COLUMNS, ROW_GROUPS, scan};
 use std::fmt;
@@ -12,7 +12,11 @@ pub(crate) const MAX_KEYHEAD_VPK: usize = kernels_gpu::gdn::recurrence::keyhead:
 /// A recurrence kernel. All give the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Variant {
-    /// One value head a block; every card.
+    /// A value head a block; every card. Only if it is asked for.
+    Heads,
+    /// 32 columns of a value head a block; every card. Only if it is asked for.
+    Cols,
+    /// `Cols`, with the next token's inputs on their way; every card.
     Pipe,
     /// All value heads of a key head in one block; compute capability 8.0, all blocks resident at once.
     Keyhead,
@@ -21,10 +25,13 @@ pub enum Variant {
 }
 
 impl Variant {
-    pub const ALL: [Variant; 3] = [Variant::Pipe, Variant::Keyhead, Variant::Scan];
+    pub const ALL: [Variant; 5] =
+        [Variant::Heads, Variant::Cols, Variant::Pipe, Variant::Keyhead, Variant::Scan];
 
     pub fn name(self) -> &'static str {
         match self {
+            Variant::Heads => "heads",
+            Variant::Cols => "cols",
             Variant::Pipe => "pipe",
             Variant::Keyhead => "keyhead",
             Variant::Scan => "scan",
@@ -34,16 +41,16 @@ impl Variant {
     /// The PTX entry that runs this variant for `heads`.
     pub(crate) fn entry(self, heads: Heads) -> String {
         match self {
-            Variant::Pipe => "pipe".into(),
             Variant::Keyhead => format!("keyhead_vpk{}", heads.per_key()),
-            Variant::Scan => "scan".into(),
+            _ => self.name().into(),
         }
     }
 
     /// Blocks of a launch.
     pub(crate) fn blocks(self, heads: Heads) -> usize {
         match self {
-            Variant::Pipe => heads.value() * COLUMN_BLOCKS,
+            Variant::Heads => heads.value(),
+            Variant::Cols | Variant::Pipe => heads.value() * COLUMN_BLOCKS,
             Variant::Keyhead => heads.key() * COLUMN_BLOCKS,
             Variant::Scan => heads.value() * scan::BLOCKS_PER_HEAD,
         }
@@ -52,7 +59,8 @@ impl Variant {
     /// Threads of a block.
     pub(crate) fn block(self) -> [u32; 3] {
         match self {
-            Variant::Pipe | Variant::Keyhead => [COLUMNS as u32, ROW_GROUPS as u32, 1],
+            Variant::Heads => [HEAD_DIM as u32, ROW_GROUPS as u32, 1],
+            Variant::Cols | Variant::Pipe | Variant::Keyhead => [COLUMNS as u32, ROW_GROUPS as u32, 1],
             Variant::Scan => [scan::THREADS as u32, 1, 1],
         }
     }
@@ -122,15 +130,11 @@ impl Switches {
                 )),
             };
         }
-        let missing = |name: &str, switch: &str| Error::Variant {
-            variant: name.into(),
-            reason: format!("{switch} asks for it, and this version has no such kernel"),
-        };
         if self.rec_heads {
-            return Err(missing("heads", "STRATA_GDN_REC_HEADS"));
+            return Ok(Some((Variant::Heads, "STRATA_GDN_REC_HEADS")));
         }
         if self.no_pipeline {
-            return Err(missing("cols", "STRATA_GDN_PIPELINE=0"));
+            return Ok(Some((Variant::Cols, "STRATA_GDN_PIPELINE=0")));
         }
         Ok(None)
     }
@@ -186,7 +190,7 @@ impl Plan {
     }
 }
 
-/// The variants, the fastest first, as measured on 24 to 132 SMs (docs/performance.md).
+/// The variants that are chosen from, the fastest first, as measured on 24 to 132 SMs (docs/performance.md).
 fn by_measured_speed(device: &Device, heads: Heads) -> [Variant; 3] {
     // An SM holds two blocks of `scan`: a third on the busiest one waits, and runs alone. `keyhead` was faster then with up to 3 value
     // heads a key head; with 4 nobody measured it.
@@ -200,7 +204,7 @@ fn by_measured_speed(device: &Device, heads: Heads) -> [Variant; 3] {
 
 /// Whether `variant` can run, or why not.
 fn can_run(variant: Variant, device: &Device, request: &Request) -> Result<(), String> {
-    if variant == Variant::Pipe {
+    if !matches!(variant, Variant::Keyhead | Variant::Scan) {
         return Ok(());
     }
     let per_key = request.heads.per_key();

@@ -14,6 +14,14 @@ pub enum Mutation {
     ScanDropsWarpBarrier,
     /// `pipe` passes the barrier behind the kv partial sums without waiting.
     PipeDropsKvBarrier,
+    /// `cols` passes the barrier behind the o partial sums, before the next rows, without waiting.
+    ColsDropsOBarrier,
+    /// `heads` passes the barrier behind the o partial sums, before the next rows, without waiting.
+    HeadsDropsOBarrier,
+    /// `heads_norm` passes the barrier behind the sums of squares without waiting.
+    HeadsNormDropsNormBarrier,
+    /// `heads_norm` sums the squares of a group of columns twice instead of another's.
+    HeadsNormRepeatsGroup,
 }
 
 #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]

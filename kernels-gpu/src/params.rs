@@ -15,23 +15,55 @@ pub struct Field {
     pub offset: usize,
 }
 
-/// A `repr(C)` record whose fields can be listed.
+/// The fields of a record whose head is another one.
+#[cfg(not(target_arch = "nvptx64"))]
+const fn joined<const N: usize>(head: &[Field], rest: &[Field]) -> [Field; N] {
+    let mut all = [head[0]; N];
+    let mut i = 1;
+    while i < N {
+        all[i] = if i < head.len() { head[i] } else { rest[i - head.len()] };
+        i += 1;
+    }
+    all
+}
+
+/// A `repr(C)` record whose fields can be listed. One that starts with `..name: Record` has that record's fields first, and lists
+/// them as its own.
 macro_rules! record {
+    (
+        $(#[$doc:meta])*
+        $name:ident { ..$head:ident: $head_kind:ty, $($(#[$field_doc:meta])* $field:ident: $kind:ty,)* }
+    ) => {
+        record!(@declare $(#[$doc])* $name { $head: $head_kind, $($(#[$field_doc])* $field: $kind,)* });
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        impl $name {
+            const REST: &[Field] = &[$(record!(@field $name $field $kind),)*];
+            pub const FIELDS: &[Field] =
+                &joined::<{ <$head_kind>::FIELDS.len() + Self::REST.len() }>(<$head_kind>::FIELDS, Self::REST);
+        }
+    };
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty,)* }) => {
+        record!(@declare $(#[$doc])* $name { $($(#[$field_doc])* $field: $kind,)* });
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        impl $name {
+            pub const FIELDS: &[Field] = &[$(record!(@field $name $field $kind),)*];
+        }
+    };
+    (@declare $(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $kind:ty,)* }) => {
         $(#[$doc])*
         #[repr(C)]
         #[derive(Clone, Copy, Debug)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $kind,)*
         }
-
-        #[cfg(not(target_arch = "nvptx64"))]
-        impl $name {
-            pub const FIELDS: &[Field] = &[$(Field {
-                name: stringify!($field),
-                kind: stringify!($kind),
-                offset: core::mem::offset_of!($name, $field),
-            },)*];
+    };
+    (@field $name:ident $field:ident $kind:ty) => {
+        Field {
+            name: stringify!($field),
+            kind: stringify!($kind),
+            offset: core::mem::offset_of!($name, $field),
         }
     };
 }
@@ -97,6 +129,39 @@ impl OutNormArgs {
     pub const F16: u32 = 0;
     pub const BF16: u32 = 1;
     pub const F32: u32 = 2;
+}
+
+record! {
+    /// The arguments of `heads_norm`: a recurrence, and the out norm of its y.
+    HeadsNormArgs {
+        ..recurrence: RecurrenceArgs,
+        /// `[tokens][value heads][128]` of what `z_dtype` says.
+        z: Global<u16>,
+        /// `[128]`.
+        weight: Global<f32>,
+        /// `[tokens][out_stride]` of what `out_dtype` says.
+        out: GlobalMut<u16>,
+        /// `[tokens][value heads][128]`: `out` before it is rounded; null for none.
+        normed: GlobalMut<f32>,
+        out_stride: u64,
+        eps: f32,
+        /// 0: `sigmoid(z)`; 1: `silu(z)`.
+        act: u32,
+        /// 0: f16; 1: bf16; 2: f32.
+        z_dtype: u32,
+        /// 0: f16; 1: bf16; 2: f32.
+        out_dtype: u32,
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl HeadsNormArgs {
+    /// The two calls in one; `y`, the tokens and the value heads are the recurrence's.
+    pub fn new(recurrence: RecurrenceArgs, norm: OutNormArgs, normed: GlobalMut<f32>) -> Self {
+        let OutNormArgs { z, weight, out, out_stride, eps, act, out_dtype, .. } = norm;
+        let (z, z_dtype) = (z.cast(), OutNormArgs::F32);
+        Self { recurrence, z, weight, out, normed, out_stride, eps, act, z_dtype, out_dtype }
+    }
 }
 
 record! {

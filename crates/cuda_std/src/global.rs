@@ -48,6 +48,12 @@ macro_rules! common {
                 self.0 as u64
             }
 
+            /// The same memory as elements of another type.
+            #[inline(always)]
+            pub fn cast<U>(self) -> $name<U> {
+                $name(self.0 as *mut U)
+            }
+
             /// The pointer `elements` further on.
             #[inline(always)]
             pub fn at(self, elements: usize) -> Self {
@@ -144,11 +150,5 @@ impl<T: bytemuck::Pod> GlobalMut<T> {
         }
         #[cfg(not(target_arch = "nvptx64"))]
         simt::global_load(pointer)
-    }
-
-    /// The same memory as elements of another type.
-    #[inline(always)]
-    pub fn cast<U>(self) -> GlobalMut<U> {
-        GlobalMut(self.0 as *mut U)
     }
 }

@@ -38,6 +38,12 @@ impl From<(u32, u32)> for Dim3 {
     }
 }
 
+impl From<[u32; 3]> for Dim3 {
+    fn from([x, y, z]: [u32; 3]) -> Self {
+        Dim3 { x, y, z }
+    }
+}
+
 impl From<(u32, u32, u32)> for Dim3 {
     fn from((x, y, z): (u32, u32, u32)) -> Self {
         Dim3 { x, y, z }

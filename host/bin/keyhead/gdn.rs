@@ -60,7 +60,7 @@ pub struct Args {
     /// Where to run: auto (CUDA device 0 where it can be used, else the CPU), cpu, cuda or cuda:N
     #[arg(long, value_name = "WHERE", default_value = "auto")]
     backend: backend::Choice,
-    /// The GPU kernel of the recurrence: auto, pipe, keyhead or scan; all give the same bits
+    /// The GPU kernel of the recurrence: auto, heads, cols, pipe, keyhead or scan; all give the same bits
     #[arg(long, default_value = "auto")]
     variant: VariantArg,
     /// The number that the out norm adds to the mean of the squares

@@ -11,7 +11,7 @@ use cuda_std::prelude::*;
 ///
 /// # Safety
 /// `args` describes live buffers.
-#[kernel(threads = 256, barriers = 0)]
+#[kernel(threads = 512, barriers = 0)]
 pub unsafe fn probe(args: HoldArgs) {
     if thread::thread_idx_x() != 0 || thread::thread_idx_y() != 0 {
         return;

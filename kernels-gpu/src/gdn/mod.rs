@@ -1,5 +1,6 @@
 //! The Gated DeltaNet layer's kernels.
 
+mod float_input;
 pub mod out_norm;
 pub mod recurrence;
 

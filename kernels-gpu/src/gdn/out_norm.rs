@@ -25,6 +25,20 @@ pub const HEADS_PER_BLOCK: usize = THREADS / 32;
 /// Columns of a lane.
 const WIDTH: usize = 4;
 
+/// The factor of a row's columns.
+#[inline(always)]
+pub(super) fn scale(sum_of_squares: f32, eps: f32) -> f32 {
+    1.0 / sqrt(sum_of_squares / HEAD_DIM as f32 + eps)
+}
+
+/// The output of a column.
+#[inline(always)]
+pub(super) fn output(y: f32, scale: f32, weight: f32, z: f32, act: u32) -> f32 {
+    // sigmoid and silu differ in the numerator only.
+    let numerator = if act == OutNormArgs::SILU { z } else { 1.0 };
+    y * scale * weight * (numerator / (1.0 + exp(-z)))
+}
+
 /// The sum of the squares of the row that the warp holds.
 #[inline(always)]
 fn sum_of_squares(y: [f32; WIDTH]) -> f32 {
@@ -56,12 +70,10 @@ unsafe fn norm_row<const STORE_F32: bool>(args: OutNormArgs) {
         let F32x4(y) = args.y.read_as(index);
         let F32x4(z) = args.z.read_as(index);
         let F32x4(weight) = args.weight.read_as(column);
-        let scale = 1.0 / sqrt(sum_of_squares(y) / HEAD_DIM as f32 + args.eps);
+        let scale = scale(sum_of_squares(y), args.eps);
         let mut out = [0.0; WIDTH];
         for i in 0..WIDTH {
-            // sigmoid and silu differ in the numerator only.
-            let numerator = if args.act == OutNormArgs::SILU { z[i] } else { 1.0 };
-            out[i] = y[i] * scale * weight[i] * (numerator / (1.0 + exp(-z[i])));
+            out[i] = output(y[i], scale, weight[i], z[i], args.act);
         }
         if STORE_F32 {
             args.y.write_as(index, F32x4(out));

@@ -139,7 +139,8 @@ impl<const VPK: usize> Unit<'_, VPK> {
         if slot < VPK {
             // SAFETY: the sums are behind a barrier; the cell is this thread's.
             unsafe {
-                let y = sum_row_groups(o_partials.at(slot * PARTIALS), self.place.lane) * RSQRT_128;
+                let y =
+                    sum_row_groups::<COLUMNS>(o_partials.at(slot * PARTIALS), self.place.lane) * RSQRT_128;
                 self.y.write(t * self.args.value_heads as usize * HEAD_DIM, y);
             }
         }
@@ -220,7 +221,12 @@ unsafe fn keyhead<const VPK: usize>(args: RecurrenceArgs, staged: Shared<f32>, p
 
             let mut d = [0.0; VPK];
             for i in 0..VPK {
-                d[i] = delta(g[i], sum_row_groups(kv_partials.at(i * PARTIALS), place.lane), v[i], beta[i]);
+                d[i] = delta(
+                    g[i],
+                    sum_row_groups::<COLUMNS>(kv_partials.at(i * PARTIALS), place.lane),
+                    v[i],
+                    beta[i],
+                );
                 kv[i] = 0.0;
                 o[i] = 0.0;
             }

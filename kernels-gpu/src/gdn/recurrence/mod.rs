@@ -11,6 +11,8 @@
 //! A row group is 32 rows, its chain starts at +0 and goes up. Every variant does this arithmetic in this order, so all give
 //! the same bits; they differ in which thread holds what.
 
+pub mod cols;
+pub mod heads;
 #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
 pub mod keyhead;
 pub mod pipe;
@@ -30,10 +32,17 @@ pub const ROWS: usize = HEAD_DIM / ROW_GROUPS;
 pub const COLUMNS: usize = 32;
 /// Column blocks of a state.
 pub const COLUMN_BLOCKS: usize = HEAD_DIM / COLUMNS;
-/// Threads of a block of `pipe` and `keyhead`: x is the column, y the row group.
+/// Threads of a block of `cols`, `pipe` and `keyhead`: x is the column, y the row group.
 pub const THREADS: usize = COLUMNS * ROW_GROUPS;
 
-/// What a thread of `pipe` or `keyhead` owns of a head: one column of one row group.
+/// The key head and the value head that are unit `unit`: first slot 0 of every key head, then slot 1.
+#[inline(always)]
+fn heads_of(args: &RecurrenceArgs, unit: usize) -> (usize, usize) {
+    let (key_head, slot) = (unit % args.key_heads as usize, unit / args.key_heads as usize);
+    (key_head, key_head * args.head_per_key as usize + slot * args.head_per_slot as usize)
+}
+
+/// What a thread owns of a head in the variants with a thread a column of a row group.
 #[derive(Clone, Copy)]
 struct Place {
     row_group: usize,
@@ -80,20 +89,66 @@ impl Place {
     }
 }
 
-/// `Sum4` over the row groups of a `[ROW_GROUPS][COLUMNS]` array of partial sums.
+/// The partial kv sum of a row group, and its k.
+///
+/// # Safety
+/// `key_row` is the row group's part of k, behind a barrier.
+#[inline(always)]
+#[track_caller]
+unsafe fn partial_kv(state: &[f32; ROWS], key_row: Shared<f32>) -> (f32, [f32; ROWS]) {
+    let mut key = [0.0; ROWS];
+    let mut kv = 0.0;
+    for r4 in 0..ROWS / 4 {
+        // SAFETY: the caller's promise.
+        let F32x4(k4) = unsafe { key_row.read_as(4 * r4) };
+        for u in 0..4 {
+            key[4 * r4 + u] = k4[u];
+            kv = fma(state[4 * r4 + u], k4[u], kv);
+        }
+    }
+    (kv, key)
+}
+
+/// Updates a row group by a token; its partial o sum.
+///
+/// # Safety
+/// `query_row` is the row group's part of q, behind a barrier.
+#[inline(always)]
+#[track_caller]
+unsafe fn update(
+    state: &mut [f32; ROWS],
+    g: f32,
+    key: &[f32; ROWS],
+    delta: f32,
+    query_row: Shared<f32>,
+) -> f32 {
+    let mut o = 0.0;
+    for r4 in 0..ROWS / 4 {
+        // SAFETY: the caller's promise.
+        let F32x4(q4) = unsafe { query_row.read_as(4 * r4) };
+        for u in 0..4 {
+            let r = 4 * r4 + u;
+            state[r] = fma(g, state[r], key[r] * delta);
+            o = fma(state[r], q4[u], o);
+        }
+    }
+    o
+}
+
+/// `Sum4` over the row groups of a `[ROW_GROUPS][WIDTH]` array of partial sums.
 ///
 /// # Safety
 /// The partial sums were written and a barrier lies between.
 #[inline(always)]
 #[track_caller]
-unsafe fn sum_row_groups(partials: Shared<f32>, lane: usize) -> f32 {
+unsafe fn sum_row_groups<const WIDTH: usize>(partials: Shared<f32>, column: usize) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
         sum4([
-            partials.read(lane),
-            partials.read(COLUMNS + lane),
-            partials.read(2 * COLUMNS + lane),
-            partials.read(3 * COLUMNS + lane),
+            partials.read(column),
+            partials.read(WIDTH + column),
+            partials.read(2 * WIDTH + column),
+            partials.read(3 * WIDTH + column),
         ])
     }
 }

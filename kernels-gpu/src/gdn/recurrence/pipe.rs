@@ -9,9 +9,12 @@
 //! So every write of a cell is parted by a barrier from the reads before and behind it. State and y cells belong to one
 //! thread each.
 
-use super::{COLUMN_BLOCKS, COLUMNS, Place, ROW_GROUPS, ROWS, THREADS, delta, sum_row_groups};
+use super::{
+    COLUMN_BLOCKS, COLUMNS, Place, ROW_GROUPS, ROWS, THREADS, delta, heads_of, partial_kv, sum_row_groups,
+    update,
+};
 use crate::gdn::HEAD_DIM;
-use crate::math::{RSQRT_128, exp, fma};
+use crate::math::{RSQRT_128, exp};
 use crate::mutation::{self, Mutation};
 use crate::params::RecurrenceArgs;
 use cuda_std::prelude::*;
@@ -28,8 +31,7 @@ pub unsafe fn pipe(args: RecurrenceArgs) {
 
     let block = thread::block_idx_x() as usize;
     let (unit, column_block) = (block / COLUMN_BLOCKS, block % COLUMN_BLOCKS);
-    let (key_head, slot) = (unit % args.key_heads as usize, unit / args.key_heads as usize);
-    let head = key_head * args.head_per_key as usize + slot * args.head_per_slot as usize;
+    let (key_head, head) = heads_of(&args, unit);
     let place = Place::new(column_block);
     let own = place.row_group * COLUMNS + place.lane;
     let own_row = key_head * HEAD_DIM + own;
@@ -54,7 +56,7 @@ pub unsafe fn pipe(args: RecurrenceArgs) {
         let own_y = args.y.at(own_column);
         let store_y = |t: usize| {
             if place.row_group == 0 {
-                let y = sum_row_groups(o_partials, place.lane) * RSQRT_128;
+                let y = sum_row_groups::<COLUMNS>(o_partials, place.lane) * RSQRT_128;
                 own_y.write(t * value_heads * HEAD_DIM, y);
             }
         };
@@ -76,30 +78,14 @@ pub unsafe fn pipe(args: RecurrenceArgs) {
                 store_y(t - 1);
             }
 
-            let mut key = [0.0; ROWS];
-            let mut kv = 0.0;
-            for r4 in 0..ROWS / 4 {
-                let F32x4(k4) = row.read_as(HEAD_DIM + place.row_group * ROWS + 4 * r4);
-                for u in 0..4 {
-                    key[4 * r4 + u] = k4[u];
-                    kv = fma(state[4 * r4 + u], k4[u], kv);
-                }
-            }
+            let (kv, key) = partial_kv(&state, row.at(HEAD_DIM + place.row_group * ROWS));
             kv_partials.write(own, kv);
             if !mutation::is(Mutation::PipeDropsKvBarrier) {
                 thread::sync_threads(); // B
             }
 
-            let delta = delta(g, sum_row_groups(kv_partials, place.lane), v, beta);
-            let mut o = 0.0;
-            for r4 in 0..ROWS / 4 {
-                let F32x4(q4) = row.read_as(place.row_group * ROWS + 4 * r4);
-                for u in 0..4 {
-                    let r = 4 * r4 + u;
-                    state[r] = fma(g, state[r], key[r] * delta);
-                    o = fma(state[r], q4[u], o);
-                }
-            }
+            let delta = delta(g, sum_row_groups::<COLUMNS>(kv_partials, place.lane), v, beta);
+            let o = update(&mut state, g, &key, delta, row.at(place.row_group * ROWS));
             o_partials.write(own, o);
             t += 1;
         }

@@ -18,7 +18,7 @@
 //!
 //! State and y cells belong to one lane each.
 
-use super::{ROW_GROUPS, ROWS, delta};
+use super::{ROW_GROUPS, ROWS, delta, heads_of};
 use crate::gdn::HEAD_DIM;
 use crate::math::{RSQRT_128, exp, fma, sum4};
 use crate::mutation::{self, Mutation};
@@ -223,8 +223,7 @@ pub unsafe fn scan(args: RecurrenceArgs) {
     let scalars = shared_array![f32; 2 * WARPS * TOKENS * 2];
     let block = thread::block_idx_x() as usize;
     let (unit, part) = (block / BLOCKS_PER_HEAD, block % BLOCKS_PER_HEAD);
-    let (key_head, slot) = (unit % args.key_heads as usize, unit / args.key_heads as usize);
-    let head = key_head * args.head_per_key as usize + slot * args.head_per_slot as usize;
+    let (key_head, head) = heads_of(&args, unit);
     let tokens = args.tokens as usize;
     if tokens == 0 {
         return;
