@@ -3,7 +3,7 @@
 use crate::cpu;
 use crate::cuda::{self, Gdn, Stream};
 use crate::error::{Error, Result};
-use crate::gdn::{HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
+use crate::gdn::{Forward, HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
 
 /// A place to run on. For calls on device memory and an engine's own stream see [`cuda::Gdn`].
 #[derive(Debug)]
@@ -89,16 +89,36 @@ impl Backend {
     pub fn recurrence(&self, call: Recurrence<'_>, variant: Option<Variant>) -> Result<String> {
         match &self.kind {
             Kind::Cpu(isa) => {
-                if let Some(variant) = variant {
-                    let reason = "the CPU backend has no variants; leave it out, or say `auto`".into();
-                    return Err(Error::Variant { variant: variant.to_string(), reason });
-                }
+                no_variant(variant)?;
                 cpu::recurrence_with(*isa, call)?;
                 Ok(format!("cpu/{}", isa.name()))
             }
             Kind::Cuda(cuda) => {
                 let plan = cuda.gdn.recurrence_host(&cuda.stream, call, variant)?;
                 Ok(format!("{}: {}", plan.variant, plan.reason))
+            }
+        }
+    }
+
+    /// Runs the whole path and returns what ran the recurrence, and why. `variant` names a GPU kernel; `None` lets the plan choose.
+    ///
+    /// Errors: `Variant` when the one asked for cannot run here, `HostMemory`, `DeviceMemory`, or the driver's own; what the call
+    /// carries is then what it was.
+    pub fn forward(
+        &self,
+        call: Forward<'_>,
+        workspace: &mut cpu::Workspace,
+        variant: Option<Variant>,
+    ) -> Result<String> {
+        match &self.kind {
+            Kind::Cpu(isa) => {
+                no_variant(variant)?;
+                cpu::forward_with(*isa, call, workspace)?;
+                Ok(format!("cpu/{}", isa.name()))
+            }
+            Kind::Cuda(_) => {
+                let found = self.describe();
+                Err(Error::argument("backend", found, "cpu: the whole path does not run on CUDA devices yet"))
             }
         }
     }
@@ -132,5 +152,15 @@ impl Backend {
             Kind::Cuda(_) => "out_norm: out_norm: the only kernel of this step".into(),
         };
         SHAPES.into_iter().map(line).chain([norm]).collect()
+    }
+}
+
+fn no_variant(variant: Option<Variant>) -> Result<()> {
+    match variant {
+        None => Ok(()),
+        Some(variant) => {
+            let reason = "the CPU backend has no variants; leave it out, or say `auto`".into();
+            Err(Error::Variant { variant: variant.to_string(), reason })
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The CPU backend: the recurrence and the out norm, parallel with rayon, vectorised across columns.
+//! The CPU backend: the whole path and each of its steps, parallel with rayon, vectorised across columns.
 //!
 //! Every instruction set gives the same bits, which are those of the kernels: the sums of a column are chains of their
 //! own, so the width of a vector changes nothing. GPU arithmetic yields one NaN; here it is put in place of any other
@@ -7,17 +7,67 @@
 // Loops over several fixed arrays at once: by index they read as the formulas do, and unroll.
 #![allow(clippy::needless_range_loop)]
 
+mod conv;
 mod element;
+mod forward;
 mod fp_env;
+mod gates;
 mod isa;
+mod l2norm;
 mod lanes;
 mod out_norm;
 mod recurrence;
+mod shared;
 
+pub use forward::Workspace;
 pub use isa::Isa;
 
 use crate::error::Result;
 use crate::gdn;
+
+/// Runs the whole path with [`Isa::chosen`], or the best there is where that cannot be had. Errors: `HostMemory`, before anything is
+/// written.
+pub fn forward(call: gdn::Forward<'_>, workspace: &mut Workspace) -> Result<()> {
+    forward::run(Isa::chosen().unwrap_or(Isa::detect()), call, workspace)
+}
+
+/// Runs the whole path with `isa`; an error, before anything is written, if this CPU lacks it. Errors: `Variant`, `HostMemory`.
+pub fn forward_with(isa: Isa, call: gdn::Forward<'_>, workspace: &mut Workspace) -> Result<()> {
+    forward::run(isa.checked()?, call, workspace)
+}
+
+/// Runs the gates with [`Isa::chosen`], or the best there is where that cannot be had.
+pub fn gates(call: gdn::Gates<'_>) {
+    gates::run(Isa::chosen().unwrap_or(Isa::detect()), call);
+}
+
+/// Runs the gates with `isa`; an error, before anything is written, if this CPU lacks it.
+pub fn gates_with(isa: Isa, call: gdn::Gates<'_>) -> Result<()> {
+    gates::run(isa.checked()?, call);
+    Ok(())
+}
+
+/// Runs the convolution with [`Isa::chosen`], or the best there is where that cannot be had.
+pub fn conv(call: gdn::Conv<'_>) {
+    conv::run(Isa::chosen().unwrap_or(Isa::detect()), call, conv::Normed::NONE);
+}
+
+/// Runs the convolution with `isa`; an error, before anything is written, if this CPU lacks it.
+pub fn conv_with(isa: Isa, call: gdn::Conv<'_>) -> Result<()> {
+    conv::run(isa.checked()?, call, conv::Normed::NONE);
+    Ok(())
+}
+
+/// Runs the l2 norm with [`Isa::chosen`], or the best there is where that cannot be had.
+pub fn l2norm(call: gdn::L2Norm<'_>) {
+    l2norm::run(Isa::chosen().unwrap_or(Isa::detect()), call);
+}
+
+/// Runs the l2 norm with `isa`; an error, before anything is written, if this CPU lacks it.
+pub fn l2norm_with(isa: Isa, call: gdn::L2Norm<'_>) -> Result<()> {
+    l2norm::run(isa.checked()?, call);
+    Ok(())
+}
 
 /// Runs the recurrence with [`Isa::chosen`], or the best there is where that cannot be had.
 pub fn recurrence(call: gdn::Recurrence<'_>) {

@@ -7,6 +7,7 @@
 
 use super::isa::{Isa, Work};
 use super::lanes::Lanes;
+use super::shared::Shared;
 use crate::gdn::{HEAD_DIM, Recurrence, Rows};
 use kernels_gpu::gdn::recurrence::{ROW_GROUPS, ROWS};
 use kernels_gpu::math::{RSQRT_128, exp};
@@ -20,27 +21,6 @@ const AT_ONCE: usize = 2;
 /// How many tokens ahead rows of q, k and v are asked for: a stride between tokens is longer than a page, which the
 /// hardware's own prefetching does not cross.
 const PREFETCH: usize = 2;
-
-/// A state's and an output's address, for pieces of work that touch columns of their own.
-#[derive(Clone, Copy)]
-struct Shared(*mut f32);
-
-// SAFETY: the pieces of work that share the pointer access disjoint elements.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// The element at `index`. A method, so that closures capture the wrapper and not the pointer in it.
-    ///
-    /// # Safety
-    /// It is in the buffer.
-    #[inline(always)]
-    unsafe fn at(self, index: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.add(index) }
-    }
-}
 
 /// Rows of one head, a stride apart.
 #[derive(Clone, Copy)]
@@ -101,7 +81,7 @@ pub(super) fn run(isa: Isa, call: Recurrence<'_>) {
     let value_heads = heads.value();
     let (state_row, state_head) = layout.strides(heads);
     let (head_per_key, head_per_slot) = heads.strides();
-    let (state, y) = (Shared(state.as_mut_ptr()), Shared(y.as_mut_ptr()));
+    let (state, y) = (Shared::new(state), Shared::new(y));
     let columns = VECTORS * isa.lanes();
     let blocks = HEAD_DIM / columns;
 

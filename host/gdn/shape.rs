@@ -90,6 +90,11 @@ impl Heads {
         (2 * self.key + self.value) * HEAD_DIM
     }
 
+    /// Where q, k and v start in a token's channels.
+    pub fn qkv_offsets(self) -> [usize; 3] {
+        [0, self.key * HEAD_DIM, 2 * self.key * HEAD_DIM]
+    }
+
     /// Elements of a state, in either layout.
     pub fn state_len(self) -> usize {
         self.value * HEAD_DIM * HEAD_DIM
