@@ -9,6 +9,7 @@ pub mod error;
 pub mod gdn;
 pub mod io;
 pub mod ptx;
+pub mod topk;
 
 pub use backend::Backend;
 pub use error::{Error, Result};

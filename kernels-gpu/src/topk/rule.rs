@@ -8,6 +8,18 @@
 //!
 //! In other words: the threshold is the largest key at which the cells of the blocks with that key or a larger one reach `width`. Selected
 //! are all blocks above it, and of those at it, from the lowest on, as many cells as are left. Cell ids ascend.
+//!
+//! # The score of a block
+//! A score has one set of bits, so its order of operations is fixed. For block `b` with key `k`, and head `h` of a query, `q_h`:
+//! * lane `l` of 32 takes the dimensions `4l` to `4l + 3`: `p_l = ((q_h[4l] * k[4l] + q_h[4l+1] * k[4l+1]) + q_h[4l+2] * k[4l+2]) +
+//!   q_h[4l+3] * k[4l+3]`, each product and each sum rounded, nothing contracted to an fma;
+//! * `dot_h = Tree32(p)`, the butterfly: lane `l` adds lane `l ^ 16`, then those at distances 8, 4, 2 and 1;
+//! * `score = relu(dot_0) + relu(dot_1) + relu(dot_2) + relu(dot_3)`, from `+0` on in that order, with `relu(d) = d > 0 ? d : 0`, which
+//!   makes a NaN 0;
+//! * the tail, `b = n_bid`, has a key of its own in place of the pooled one, which is not read, and a tail with cells gets
+//!   [`TAIL_BONUS`] on top.
+//!
+//! Blocks `0..=n_bid` of a row are written, and no others: the empty tail too.
 
 use cuda_std::prelude::*;
 
