@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::gdn::Variant;
-use kernels_gpu::gdn::out_norm;
-use kernels_gpu::params::{Field, HeadsNormArgs, OutNormArgs, RecurrenceArgs};
+use kernels_gpu::gdn::{conv, out_norm};
+use kernels_gpu::params::{Field, HeadsNormArgs, OutNormArgs, PrepareArgs, RecurrenceArgs};
 use serde::Serialize;
 
 /// A PTX module, built for one feature level.
@@ -89,6 +89,15 @@ fn launch(entry: &str) -> Option<Launch> {
             what,
         })
     };
+    let prepare = |grid, what| {
+        Some(Launch {
+            block: [conv::THREADS as u32, 1, 1],
+            grid,
+            record: "PrepareArgs",
+            fields: PrepareArgs::FIELDS,
+            what,
+        })
+    };
     match entry {
         "heads" => recurrence(
             Variant::Heads,
@@ -123,6 +132,20 @@ fn launch(entry: &str) -> Option<Launch> {
             "the recurrence for the number of value heads a key head in its name; q, k, v 16-byte aligned, strides \
              multiples of 4",
         ),
+        "prepare" => prepare(
+            "[ceil(tokens / 16), ceil((2 * key_heads + value_heads) / 8) + 1, 1]",
+            "conv, l2norm and gates of a chunk in one launch; qkv rows aligned to 4 elements, conv_weight, \
+             conv_state and h to 16 bytes",
+        ),
+        "conv" => prepare(
+            "[ceil(tokens / 16), ceil((2 * key_heads + value_heads) / 8), 1]",
+            "the convolution, its SiLU and the new history; alignment as prepare",
+        ),
+        "l2norm" => prepare(
+            "[tokens, ceil(2 * key_heads / 8), 1]",
+            "q and k rows of h to length 1, in place; h 16-byte aligned",
+        ),
+        "gates" => prepare("[ceil(tokens / 16), 1, 1]", "the log of the decay, and beta"),
         "out_norm" | "out_norm_before" => Some(Launch {
             block: [out_norm::THREADS as u32, 1, 1],
             grid: "[tokens, ceil(value_heads / 8), 1]",

@@ -98,6 +98,7 @@ impl Layer {
             tokens: self.tokens,
             y: self.y.as_ptr(),
             z: self.z.as_ptr(),
+            z_dtype: Dtype::F32,
             weight: self.weight.as_ptr(),
             act: NormAct::Silu,
             eps: 1e-6,

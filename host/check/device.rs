@@ -176,6 +176,7 @@ fn norm_case(
         tokens,
         y: device_y.as_ptr(),
         z: z.as_ptr(),
+        z_dtype: Dtype::F32,
         weight: weight.as_ptr(),
         act,
         eps: 1e-6,

@@ -1,7 +1,7 @@
 //! The kernels' source on the SIMT executor, launched as on a device: by the same argument records and grids.
 
 use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows};
-use crate::gdn::{Dtype, Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
+use crate::gdn::{Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::out_norm as norm;
 use kernels_gpu::gdn::recurrence::{cols, heads, keyhead, pipe, scan};
 use kernels_gpu::params::{GlobalMut, HeadsNormArgs, RecurrenceArgs};
@@ -35,11 +35,7 @@ fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
 }
 
 /// Runs `out_norm`.
-///
-/// # Panics
-/// When z is not f32.
 pub fn out_norm(order: Order, mut call: OutNorm<'_>) -> Result<Stats, Fault> {
-    assert_eq!(call.z.dtype(), Dtype::F32, "`out_norm` reads f32");
     let device_call = device_norm(&mut call);
     let launch = Launch::new(device_call.grid(), norm::THREADS as u32).order(order);
     let launch = with_norm(launch.input("y", call.y), call);
@@ -58,7 +54,6 @@ pub fn heads_norm(
 ) -> Result<Stats, Fault> {
     let recurrence = device_recurrence(&mut call).args();
     let (variant, heads) = (Variant::Heads, call.heads);
-    let z_dtype = norm.z.dtype().code();
     let norm_args = device_norm(&mut norm).args();
     let launch = Launch::new(variant.blocks(heads) as u32, variant.block()).order(order);
     let mut launch = with_norm(with_recurrence(launch, call), norm);
@@ -68,7 +63,7 @@ pub fn heads_norm(
         launch = launch.output("normed", normed);
     }
     let normed = GlobalMut::from_address(normed_address);
-    let args = HeadsNormArgs { z_dtype, ..HeadsNormArgs::new(recurrence, norm_args, normed) };
+    let args = HeadsNormArgs::new(recurrence, norm_args, normed);
     // SAFETY: the record describes the buffers, whose bounds the executor checks.
     launch.run(|| unsafe { heads::heads_norm(args) })
 }
@@ -111,6 +106,7 @@ fn device_norm(call: &mut OutNorm<'_>) -> DeviceOutNorm {
         tokens: call.tokens,
         y: call.y.as_ptr() as u64,
         z: call.z.bytes().as_ptr() as u64,
+        z_dtype: call.z.dtype(),
         weight: call.weight.as_ptr() as u64,
         act: call.act,
         eps: call.eps,

@@ -9,8 +9,7 @@ use kernels_gpu::params::{Global, GlobalMut, OutNormArgs, RecurrenceArgs};
 use super::{Device, DeviceBuffer, Kernel, Module, Stream};
 use crate::error::{Error, Result};
 use crate::gdn::{
-    self, Dtype, Floats, HEAD_DIM, Heads, NormAct, NormOut, Plan, Request, Rows, StateLayout, Switches,
-    Variant,
+    self, Dtype, HEAD_DIM, Heads, NormAct, NormOut, Plan, Request, Rows, StateLayout, Switches, Variant,
 };
 use crate::ptx;
 
@@ -52,8 +51,9 @@ pub struct DeviceOutNorm {
     pub tokens: usize,
     /// `[T][HV][128]` f32, 16-byte aligned, read only.
     pub y: u64,
-    /// `[T][HV][128]` f32, 16-byte aligned.
+    /// `[T][HV][128]` of `z_dtype`, aligned to 4 elements.
     pub z: u64,
+    pub z_dtype: Dtype,
     /// `[128]` f32, 16-byte aligned.
     pub weight: u64,
     pub act: NormAct,
@@ -110,6 +110,7 @@ impl DeviceOutNorm {
                 NormAct::Silu => OutNormArgs::SILU,
             },
             out_dtype: self.out_dtype.code(),
+            z_dtype: self.z_dtype.code(),
         }
     }
 
@@ -265,10 +266,10 @@ impl Gdn {
         if call.tokens == 0 || call.value_heads == 0 {
             return Ok(());
         }
-        for (tensor, address) in [("y", call.y), ("z", call.z), ("norm_weight", call.weight)] {
-            check_address(tensor, address, 16)?;
-        }
-        check_address("out", call.out, call.out_dtype.size() as u64)?;
+        check_address("y", call.y, 16)?;
+        check_address("z", call.z, 4 * call.z_dtype.size())?;
+        check_address("norm_weight", call.weight, 16)?;
+        check_address("out", call.out, call.out_dtype.size())?;
 
         let (args, grid) = (call.args(), call.grid());
         let kernel = self.kernel(entry)?;
@@ -327,11 +328,9 @@ impl Gdn {
         if tokens == 0 {
             return Ok(());
         }
-        let Floats::F32(z) = z else {
-            return Err(Error::argument("z", z.dtype().name(), "f32: `out_norm` reads no other type yet"));
-        };
         let y = DeviceBuffer::from_slice(stream, "y", y)?;
-        let z = DeviceBuffer::from_slice(stream, "z", z)?;
+        let z_dtype = z.dtype();
+        let z = DeviceBuffer::from_slice(stream, "z", z.bytes())?;
         let weight = DeviceBuffer::from_slice(stream, "norm_weight", weight)?;
         let run = |address: u64, out_dtype: Dtype| {
             let call = DeviceOutNorm {
@@ -339,6 +338,7 @@ impl Gdn {
                 tokens,
                 y: y.as_ptr(),
                 z: z.as_ptr(),
+                z_dtype,
                 weight: weight.as_ptr(),
                 act,
                 eps,
@@ -378,8 +378,8 @@ fn half_bits_mut<T: bytemuck::Pod>(words: &mut [T]) -> &mut [u16] {
     bytemuck::cast_slice_mut(words)
 }
 
-fn check_address(tensor: &str, address: u64, bytes: u64) -> Result<()> {
-    if address != 0 && address.is_multiple_of(bytes) {
+pub(super) fn check_address(tensor: &str, address: u64, bytes: usize) -> Result<()> {
+    if address != 0 && address.is_multiple_of(bytes as u64) {
         return Ok(());
     }
     Err(Error::Alignment {

@@ -1,7 +1,7 @@
 //! The element types that an engine may hold a layer's activations in, and slices of them.
 
 use half::{bf16, f16};
-use kernels_gpu::params::OutNormArgs;
+use kernels_gpu::params::dtype;
 use std::ops::Range;
 
 /// An element type of activations: of the inputs that a layer's projections make, and of the normed output.
@@ -34,9 +34,9 @@ impl Dtype {
     /// The number that stands for it in the kernels' argument records.
     pub(crate) fn code(self) -> u32 {
         match self {
-            Dtype::F32 => OutNormArgs::F32,
-            Dtype::F16 => OutNormArgs::F16,
-            Dtype::Bf16 => OutNormArgs::BF16,
+            Dtype::F32 => dtype::F32,
+            Dtype::F16 => dtype::F16,
+            Dtype::Bf16 => dtype::BF16,
         }
     }
 }

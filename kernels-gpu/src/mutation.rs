@@ -22,6 +22,12 @@ pub enum Mutation {
     HeadsNormDropsNormBarrier,
     /// `heads_norm` sums the squares of a group of columns twice instead of another's.
     HeadsNormRepeatsGroup,
+    /// `conv` multiplies the oldest token by the current one's tap.
+    ConvReversesTaps,
+    /// `conv` stores rows of tokens that do not exist.
+    ConvStoresPastTheEnd,
+    /// `conv` of two tokens leaves the history's entries where they were.
+    ConvKeepsHistoryInPlace,
 }
 
 #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]

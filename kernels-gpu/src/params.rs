@@ -3,6 +3,13 @@
 
 pub use cuda_std::global::{Global, GlobalMut};
 
+/// The types of a buffer whose record names one.
+pub mod dtype {
+    pub const F16: u32 = 0;
+    pub const BF16: u32 = 1;
+    pub const F32: u32 = 2;
+}
+
 /// A field of a record, as a program in another language fills it.
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, Debug, serde::Serialize)]
@@ -106,11 +113,11 @@ record! {
     OutNormArgs {
         /// `[tokens * value heads][128]`, 16-byte aligned; only `out_norm_before` writes it.
         y: GlobalMut<f32>,
-        /// `[tokens * value heads][128]`, 16-byte aligned.
-        z: Global<f32>,
+        /// `[tokens * value heads][128]` of `z_dtype`, aligned to four of its values.
+        z: Global<u16>,
         /// `[128]`, 16-byte aligned.
         weight: Global<f32>,
-        /// `[tokens][out_stride]` of 16-bit words or f32, as `out_dtype` says.
+        /// `[tokens][out_stride]` of `out_dtype`.
         out: GlobalMut<u16>,
         tokens: u64,
         out_stride: u64,
@@ -118,28 +125,66 @@ record! {
         eps: f32,
         /// 0: `sigmoid(z)`; 1: `silu(z)`.
         act: u32,
-        /// 0: f16; 1: bf16; 2: f32.
+        /// One of [`dtype`].
         out_dtype: u32,
+        /// One of [`dtype`].
+        z_dtype: u32,
     }
 }
 
 impl OutNormArgs {
     pub const SIGMOID: u32 = 0;
     pub const SILU: u32 = 1;
-    pub const F16: u32 = 0;
-    pub const BF16: u32 = 1;
-    pub const F32: u32 = 2;
+}
+
+record! {
+    /// The arguments of `prepare` and of its steps `conv`, `l2norm` and `gates`; a step reads what it needs.
+    PrepareArgs {
+        /// `[tokens][channels]` of `qkv_dtype`, token stride `qkv_stride`: all q heads, all k heads, all v heads.
+        qkv: Global<u16>,
+        /// `[channels][4]`; tap 3 multiplies the current token.
+        conv_weight: Global<f32>,
+        /// `[channels]`, or null.
+        conv_bias: Global<f32>,
+        /// `[channels][3]`, oldest first; read and written.
+        conv_state: GlobalMut<f32>,
+        /// `[tokens][channels]`, written.
+        h: GlobalMut<f32>,
+        /// `[tokens][value heads]` of `a_dtype`, token stride `a_stride`.
+        a: Global<u16>,
+        /// As `a`.
+        b: Global<u16>,
+        /// `[value heads]`.
+        dt_bias: Global<f32>,
+        /// `[value heads]`, negative.
+        a_coef: Global<f32>,
+        /// `[tokens][value heads]`, written.
+        gate: GlobalMut<f32>,
+        /// `[tokens][value heads]`, written.
+        beta: GlobalMut<f32>,
+        tokens: u64,
+        qkv_stride: u64,
+        a_stride: u64,
+        b_stride: u64,
+        key_heads: u32,
+        value_heads: u32,
+        l2_eps: f32,
+        /// One of [`dtype`], as the two below.
+        qkv_dtype: u32,
+        a_dtype: u32,
+        b_dtype: u32,
+    }
 }
 
 record! {
     /// The arguments of `heads_norm`: a recurrence, and the out norm of its y.
     HeadsNormArgs {
         ..recurrence: RecurrenceArgs,
-        /// `[tokens][value heads][128]` of what `z_dtype` says.
+        /// `[tokens][value heads][128]` of `z_dtype`.
         z: Global<u16>,
         /// `[128]`.
         weight: Global<f32>,
-        /// `[tokens][out_stride]` of what `out_dtype` says.
+        /// `[tokens][out_stride]` of `out_dtype`.
         out: GlobalMut<u16>,
         /// `[tokens][value heads][128]`: `out` before it is rounded; null for none.
         normed: GlobalMut<f32>,
@@ -147,9 +192,9 @@ record! {
         eps: f32,
         /// 0: `sigmoid(z)`; 1: `silu(z)`.
         act: u32,
-        /// 0: f16; 1: bf16; 2: f32.
+        /// One of [`dtype`].
         z_dtype: u32,
-        /// 0: f16; 1: bf16; 2: f32.
+        /// One of [`dtype`].
         out_dtype: u32,
     }
 }
@@ -158,8 +203,7 @@ record! {
 impl HeadsNormArgs {
     /// The two calls in one; `y`, the tokens and the value heads are the recurrence's.
     pub fn new(recurrence: RecurrenceArgs, norm: OutNormArgs, normed: GlobalMut<f32>) -> Self {
-        let OutNormArgs { z, weight, out, out_stride, eps, act, out_dtype, .. } = norm;
-        let (z, z_dtype) = (z.cast(), OutNormArgs::F32);
+        let OutNormArgs { z, weight, out, out_stride, eps, act, out_dtype, z_dtype, .. } = norm;
         Self { recurrence, z, weight, out, normed, out_stride, eps, act, z_dtype, out_dtype }
     }
 }

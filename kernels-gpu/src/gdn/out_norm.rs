@@ -5,15 +5,14 @@
 //! out = y * (1 / sqrt(ss / 128 + eps)) * weight * act(z)       act = sigmoid or silu
 //! ```
 //!
-//! A warp does a (token, head) row, a lane four neighbouring columns, so that y and z are read in 16-byte accesses. `Tree32` is a
-//! xor butterfly over a group's 32 columns with distances 16, 8, 4, 2, 1: column c is lane c/4, word c%4, so distances 16, 8
-//! and 4 are lanes 4, 2 and 1 apart, and the last two levels stay in the lane.
+//! A warp does a (token, head) row, a lane four neighbouring columns.
 //!
 //! Race argument: rows are independent; a warp reads and writes its own row only, without shared memory.
 
 use super::HEAD_DIM;
-use crate::math::{exp, sqrt, sum4};
-use crate::params::OutNormArgs;
+use super::row::{Floats, WIDTH, sum_of_squares};
+use crate::math::{exp, sqrt};
+use crate::params::{OutNormArgs, dtype};
 use cuda_std::prelude::*;
 use float::{f32_to_bf16_bits, f32_to_f16_bits};
 
@@ -21,9 +20,6 @@ use float::{f32_to_bf16_bits, f32_to_f16_bits};
 pub const THREADS: usize = 256;
 /// Heads of a token that a block does.
 pub const HEADS_PER_BLOCK: usize = THREADS / 32;
-
-/// Columns of a lane.
-const WIDTH: usize = 4;
 
 /// The factor of a row's columns.
 #[inline(always)]
@@ -37,20 +33,6 @@ pub(super) fn output(y: f32, scale: f32, weight: f32, z: f32, act: u32) -> f32 {
     // sigmoid and silu differ in the numerator only.
     let numerator = if act == OutNormArgs::SILU { z } else { 1.0 };
     y * scale * weight * (numerator / (1.0 + exp(-z)))
-}
-
-/// The sum of the squares of the row that the warp holds.
-#[inline(always)]
-fn sum_of_squares(y: [f32; WIDTH]) -> f32 {
-    let mut square = y.map(|value| value * value);
-    for level in 0..3 {
-        let lanes = 4 >> level;
-        for i in 0..WIDTH {
-            square[i] += warp::warp_shuffle_xor(warp::FULL, square[i], lanes);
-        }
-    }
-    let group = (square[0] + square[2]) + (square[1] + square[3]);
-    sum4([0, 8, 16, 24].map(|lane| warp::warp_shuffle_idx(warp::FULL, group, lane, 32)))
 }
 
 #[inline(always)]
@@ -68,7 +50,7 @@ unsafe fn norm_row<const STORE_F32: bool>(args: OutNormArgs) {
     // SAFETY: the caller's promise about the buffers; rows are independent.
     unsafe {
         let F32x4(y) = args.y.read_as(index);
-        let F32x4(z) = args.z.read_as(index);
+        let [z] = Floats::new(args.z, args.z_dtype).read_rows(index, 0, 1);
         let F32x4(weight) = args.weight.read_as(column);
         let scale = scale(sum_of_squares(y), args.eps);
         let mut out = [0.0; WIDTH];
@@ -90,18 +72,15 @@ unsafe fn norm_row<const STORE_F32: bool>(args: OutNormArgs) {
 unsafe fn store(args: &OutNormArgs, index: usize, out: [f32; WIDTH]) {
     // SAFETY: the caller's promise.
     unsafe {
-        if args.out_dtype == OutNormArgs::F32 {
+        if args.out_dtype == dtype::F32 {
             let words = args.out.cast::<f32>();
             for i in 0..WIDTH {
                 words.write(index + i, out[i]);
             }
             return;
         }
-        let bits = if args.out_dtype == OutNormArgs::BF16 {
-            out.map(f32_to_bf16_bits)
-        } else {
-            out.map(f32_to_f16_bits)
-        };
+        let bits =
+            if args.out_dtype == dtype::BF16 { out.map(f32_to_bf16_bits) } else { out.map(f32_to_f16_bits) };
         if (args.out.address() | (args.out_stride * 2)).is_multiple_of(8) {
             args.out.write_as(index, U16x4(bits));
         } else {

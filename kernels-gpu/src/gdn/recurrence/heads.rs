@@ -14,11 +14,11 @@
 use super::{
     COLUMN_BLOCKS, COLUMNS, Place, ROW_GROUPS, ROWS, delta, heads_of, partial_kv, sum_row_groups, update,
 };
-use crate::gdn::float_input::read_float;
+use crate::gdn::row::Floats;
 use crate::gdn::{HEAD_DIM, out_norm};
 use crate::math::{RSQRT_128, exp, sum4};
 use crate::mutation::{self, Mutation};
-use crate::params::{HeadsNormArgs, OutNormArgs, RecurrenceArgs};
+use crate::params::{HeadsNormArgs, RecurrenceArgs, dtype};
 use cuda_std::prelude::*;
 use float::{f32_to_bf16_bits, f32_to_f16_bits};
 
@@ -120,7 +120,7 @@ pub unsafe fn heads_norm(args: HeadsNormArgs) {
             let mut z = 0.0;
             // Whole warps: a warp is 32 columns of a row group.
             if place.row_group == 0 {
-                z = read_float(args.z, args.z_dtype, t * row + column);
+                z = Floats::new(args.z, args.z_dtype).read(t * row + column);
                 // `Tree32` of a group of 32 columns, the lanes of this warp.
                 let mut sum = y * y;
                 for level in 0..5 {
@@ -139,8 +139,8 @@ pub unsafe fn heads_norm(args: HeadsNormArgs) {
                 let out = out_norm::output(y, out_norm::scale(sum, args.eps), weight, z, args.act);
                 let out_row = t * args.out_stride as usize;
                 match args.out_dtype {
-                    OutNormArgs::F32 => out_32.write(out_row, out),
-                    OutNormArgs::BF16 => out_16.write(out_row, f32_to_bf16_bits(out)),
+                    dtype::F32 => out_32.write(out_row, out),
+                    dtype::BF16 => out_16.write(out_row, f32_to_bf16_bits(out)),
                     _ => out_16.write(out_row, f32_to_f16_bits(out)),
                 }
                 if args.normed.address() != 0 {
