@@ -34,20 +34,13 @@ impl Order {
         }
     }
 
-    /// The blocks of a grid in the order they run.
-    pub(crate) fn blocks(self, count: u64) -> Vec<u64> {
-        let mut blocks: Vec<u64> = (0..count).collect();
-        match self {
-            Order::Ascending | Order::WarpReversed => {}
-            Order::Descending => blocks.reverse(),
-            Order::Seeded(seed) => {
-                let mut random = Random::new(seed ^ 0x626c_6f63_6b73);
-                for last in (1..blocks.len()).rev() {
-                    blocks.swap(last, random.below(last as u64 + 1) as usize);
-                }
-            }
-        }
-        blocks
+    /// The blocks of a grid in the order they run. A grid can have more of them than memory has bytes.
+    pub(crate) fn blocks(self, count: u64) -> impl Iterator<Item = u64> {
+        (0..count).map(move |place| match self {
+            Order::Ascending | Order::WarpReversed => place,
+            Order::Descending => count - 1 - place,
+            Order::Seeded(seed) => shuffled(seed ^ 0x626c_6f63_6b73, count, place),
+        })
     }
 
     /// A number that differs between orders, to derive patterns from.
@@ -80,6 +73,27 @@ impl fmt::Display for Order {
     }
 }
 
+/// What lies at `place` in a shuffled `0..count`: a Feistel network, which permutes the numbers of as many bits as the count needs;
+/// one that comes out too large goes through again.
+fn shuffled(seed: u64, count: u64, place: u64) -> u64 {
+    const ROUNDS: usize = 8;
+    let half_bits = (u64::BITS - (count - 1).leading_zeros()).div_ceil(2).max(1);
+    let mask = (1 << half_bits) - 1;
+    let mut number = place;
+    loop {
+        let mut keys = Random::new(seed);
+        let (mut left, mut right) = (number >> half_bits, number & mask);
+        for _ in 0..ROUNDS {
+            let noise = Random::new(keys.next() ^ right).next();
+            (left, right) = (right, left ^ noise & mask);
+        }
+        number = left << half_bits | right;
+        if number < count {
+            return number;
+        }
+    }
+}
+
 /// SplitMix64: small, fast, and any seed is a good one.
 pub(crate) struct Random {
     state: u64,
@@ -101,5 +115,32 @@ impl Random {
     /// A number below `bound`, by multiplication instead of a division.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_order_has_each_block_once() {
+        for count in (1..70).chain([1000, 4096, 4097]) {
+            let seeded = (0..8).map(Order::Seeded);
+            for order in [Order::Ascending, Order::Descending, Order::WarpReversed].into_iter().chain(seeded)
+            {
+                let mut blocks: Vec<_> = order.blocks(count).collect();
+                blocks.sort_unstable();
+                assert_eq!(blocks, (0..count).collect::<Vec<_>>(), "{order}");
+            }
+        }
+    }
+
+    #[test]
+    fn seeds_shuffle_even_a_few_blocks() {
+        for count in 2..=4u64 {
+            let permutations: std::collections::HashSet<Vec<_>> =
+                (0..1000).map(|seed| Order::Seeded(seed).blocks(count).collect()).collect();
+            assert_eq!(permutations.len() as u64, (2..=count).product(), "of {count} blocks");
+        }
     }
 }

@@ -5,7 +5,7 @@ mod common;
 use std::cell::RefCell;
 
 use common::{FULL, ORDERS};
-use simt::{Dim3, Launch, Order};
+use simt::{Dim3, FaultKind, Launch, Order};
 
 /// Inclusive sum over a warp by shuffles up.
 fn warp_scan(mut sum: u32) -> u32 {
@@ -248,4 +248,13 @@ fn the_seed_comes_from_the_environment() {
         .status()
         .unwrap();
     assert!(status.success());
+}
+
+#[test]
+fn the_largest_grid_costs_no_memory() {
+    for order in [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(9)] {
+        let largest = Launch::new((i32::MAX as u32, 65_535, 65_535), 1).order(order);
+        let fault = largest.run(|| panic!("the first block")).unwrap_err();
+        assert_eq!(fault.kind(), FaultKind::Panic, "{fault}");
+    }
 }
