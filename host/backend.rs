@@ -100,7 +100,7 @@ impl Backend {
         }
     }
 
-    /// Runs the whole path and returns what ran the recurrence, and why. `variant` names a GPU kernel; `None` lets the plan choose.
+    /// Runs the whole path and returns what ran, and why. `variant` names a GPU kernel; `None` lets the plan choose.
     ///
     /// Errors: `Variant` when the one asked for cannot run here, `HostMemory`, `DeviceMemory`, or the driver's own; what the call
     /// carries is then what it was.
@@ -116,10 +116,7 @@ impl Backend {
                 cpu::forward_with(*isa, call, workspace)?;
                 Ok(format!("cpu/{}", isa.name()))
             }
-            Kind::Cuda(_) => {
-                let found = self.describe();
-                Err(Error::argument("backend", found, "cpu: the whole path does not run on CUDA devices yet"))
-            }
+            Kind::Cuda(cuda) => Ok(cuda.gdn.forward_host(&cuda.stream, call, variant)?.to_string()),
         }
     }
 

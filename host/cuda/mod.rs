@@ -54,7 +54,6 @@ mod buffer;
 mod device;
 mod driver;
 mod facts;
-mod forward;
 mod gdn;
 mod kernel;
 mod module;
@@ -66,8 +65,10 @@ pub use buffer::DeviceBuffer;
 pub use device::{Current, Device};
 pub use driver::version as driver_version;
 pub use facts::DeviceFacts;
-pub use forward::{DeviceFloats, DevicePrepare, PrepareStep};
-pub use gdn::{DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn};
+pub use gdn::{
+    DeviceFloats, DeviceForward, DeviceOutNorm, DevicePrepare, DeviceRecurrence, DeviceRows, DeviceWeights,
+    Gdn, PrepareStep, Workspace,
+};
 pub use kernel::Kernel;
 pub use module::Module;
 pub use stream::{Event, Graph, Stream};

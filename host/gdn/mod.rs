@@ -2,12 +2,14 @@
 
 mod dtype;
 mod forward;
+mod forward_plan;
 mod plan;
 mod shape;
 mod steps;
 
 pub use dtype::{Dtype, Floats};
 pub use forward::{Carried, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, Weights};
+pub use forward_plan::{ForwardPlan, Launch};
 pub(crate) use plan::MAX_KEYHEAD_VPK;
 pub use plan::{Device, Plan, Request, Switches, Variant};
 pub use shape::{

@@ -222,6 +222,15 @@ impl NormOut<'_> {
         }
     }
 
+    /// As they lie in memory.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            NormOut::F16(out) => bytemuck::cast_slice_mut(out),
+            NormOut::Bf16(out) => bytemuck::cast_slice_mut(out),
+            NormOut::F32(out) => bytemuck::cast_slice_mut(out),
+        }
+    }
+
     /// The elements of `range`, which are there.
     pub(crate) fn slice(&mut self, range: Range<usize>) -> NormOut<'_> {
         match self {

@@ -1,12 +1,12 @@
-//! What stands before the recurrence, and the whole layer, on device memory.
+//! What stands before the recurrence, on device memory: gates, conv and l2norm.
 
 use kernels_gpu::gdn::conv;
 use kernels_gpu::params::{Global, GlobalMut, PrepareArgs};
 
-use super::Stream;
-use super::gdn::{Gdn, check_address};
-use crate::error::Result;
-use crate::gdn::{self, Dtype, Heads};
+use super::{Gdn, check_address};
+use crate::cuda::Stream;
+use crate::error::{Error, Result};
+use crate::gdn::{self, Dtype, HEAD_DIM, Heads};
 
 /// Rows of f32, f16 or bf16 in device memory, tokens `stride` elements apart.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +72,42 @@ impl PrepareStep {
 }
 
 impl DevicePrepare {
+    /// Errors: `Argument` (l2_eps, tokens), `Stride`, `Alignment`.
+    pub(super) fn check(&self) -> Result<()> {
+        gdn::check_tokens(self.tokens)?;
+        gdn::check_eps("l2_eps", self.l2_eps)?;
+        gdn::check_stride("qkv", self.qkv.stride, self.heads.channels() / HEAD_DIM)?;
+        if !self.qkv.stride.is_multiple_of(4) {
+            let accepted = "a multiple of 4".into();
+            return Err(Error::Stride { tensor: "qkv".into(), found: self.qkv.stride, accepted });
+        }
+        for (tensor, floats) in [("a", self.a), ("b", self.b)] {
+            if floats.stride < self.heads.value() {
+                let accepted = format!("{} or more, a token's value heads", self.heads.value());
+                return Err(Error::Stride { tensor: tensor.into(), found: floats.stride, accepted });
+            }
+        }
+        if self.tokens == 0 {
+            return Ok(());
+        }
+        for (tensor, address, bytes) in [
+            ("qkv", self.qkv.address, 4 * self.qkv.dtype.size()),
+            ("conv_weight", self.conv_weight, 16),
+            ("conv_bias", self.conv_bias.unwrap_or(16), 16),
+            ("conv_state", self.conv_state, 16),
+            ("h", self.h, 16),
+            ("a", self.a.address, self.a.dtype.size()),
+            ("b", self.b.address, self.b.dtype.size()),
+            ("dt_bias", self.dt_bias, 4),
+            ("a_coef", self.a_coef, 4),
+            ("gate", self.gate, 4),
+            ("beta", self.beta, 4),
+        ] {
+            check_address(tensor, address, bytes)?;
+        }
+        Ok(())
+    }
+
     /// The record that the kernels take.
     pub(crate) fn args(&self) -> PrepareArgs {
         PrepareArgs {
@@ -136,27 +172,9 @@ impl Gdn {
         call: &DevicePrepare,
         step: PrepareStep,
     ) -> Result<()> {
-        let heads = call.heads;
-        gdn::check_tokens(call.tokens)?;
-        gdn::check_eps("l2_eps", call.l2_eps)?;
-        gdn::check_stride("qkv", call.qkv.stride, 2 * heads.key() + heads.value())?;
+        call.check()?;
         if call.tokens == 0 {
             return Ok(());
-        }
-        for (tensor, address, bytes) in [
-            ("qkv", call.qkv.address, 4 * call.qkv.dtype.size()),
-            ("conv_weight", call.conv_weight, 16),
-            ("conv_bias", call.conv_bias.unwrap_or(16), 16),
-            ("conv_state", call.conv_state, 16),
-            ("h", call.h, 16),
-            ("a", call.a.address, call.a.dtype.size()),
-            ("b", call.b.address, call.b.dtype.size()),
-            ("dt_bias", call.dt_bias, 4),
-            ("a_coef", call.a_coef, 4),
-            ("gate", call.gate, 4),
-            ("beta", call.beta, 4),
-        ] {
-            check_address(tensor, address, bytes)?;
         }
         let kernel = self.kernel(step.entry())?;
         let block = [conv::THREADS as u32, 1, 1];

@@ -1,0 +1,106 @@
+//! The GDN kernels of one device: raw-pointer entry points for engines, and the same on host slices.
+
+mod forward;
+mod host;
+mod out_norm;
+mod prepare;
+mod recurrence;
+
+pub use forward::{DeviceForward, DeviceWeights, Workspace};
+pub use out_norm::DeviceOutNorm;
+pub use prepare::{DeviceFloats, DevicePrepare, PrepareStep};
+pub use recurrence::{DeviceRecurrence, DeviceRows};
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Device, Kernel, Module};
+use crate::error::{Error, Result};
+use crate::gdn::{self, Plan, Request, Switches, Variant};
+use crate::ptx;
+
+/// The GDN kernels, loaded on one device. Clones share them; use from any thread.
+#[derive(Clone, Debug)]
+pub struct Gdn {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    device: Device,
+    module: Module,
+    switches: Switches,
+    kernels: Mutex<HashMap<String, Kernel>>,
+    plans: Mutex<HashMap<Request, Plan>>,
+}
+
+impl Gdn {
+    /// Loads the module for the device's compute capability. Reads the switches in the environment, once.
+    ///
+    /// Errors: `DriverTooOld`, `Jit`, or the driver's own.
+    pub fn new(device: &Device) -> Result<Gdn> {
+        let facts = device.facts();
+        let ptx = ptx::Module::for_compute_capability(facts.major, facts.minor).ok_or_else(|| {
+            Error::ComputeCapability { device: facts.name.clone(), major: facts.major, minor: facts.minor }
+        })?;
+        let module = Module::load(device, ptx.name, ptx.text)?;
+        let switches = Switches::from_env();
+        let inner = Inner {
+            device: device.clone(),
+            module,
+            switches,
+            kernels: Mutex::default(),
+            plans: Mutex::default(),
+        };
+        Ok(Gdn { inner: Arc::new(inner) })
+    }
+
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The kernel of an entry, looked up once.
+    pub(crate) fn kernel(&self, entry: &str) -> Result<Kernel> {
+        let mut kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(entry) {
+            return Ok(kernel.clone());
+        }
+        let kernel = self.inner.module.kernel(entry)?;
+        kernels.insert(entry.into(), kernel.clone());
+        Ok(kernel)
+    }
+
+    /// Which variant runs, and why; asked once per device and request, then remembered.
+    ///
+    /// Errors: `Variant` or `Argument` for one that is asked for, by the request or a switch, and cannot run; or the driver's own.
+    pub fn plan(&self, request: &Request) -> Result<Plan> {
+        if let Some(plan) = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner).get(request) {
+            return Ok(plan.clone());
+        }
+        let facts = self.inner.device.facts();
+        let has_entry = request.heads.per_key() <= gdn::MAX_KEYHEAD_VPK && facts.major >= 8;
+        let keyhead_blocks_per_sm = if has_entry {
+            let threads = Variant::Keyhead.block().iter().product();
+            self.kernel(&Variant::Keyhead.entry(request.heads))?.occupancy(threads, 0)?
+        } else {
+            0
+        };
+        let device =
+            gdn::Device { major: facts.major, minor: facts.minor, sms: facts.sms, keyhead_blocks_per_sm };
+        let plan = Plan::new(&device, request, &self.inner.switches)?;
+        let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.insert(*request, plan.clone());
+        Ok(plan)
+    }
+}
+
+pub(super) fn check_address(tensor: &str, address: u64, bytes: usize) -> Result<()> {
+    if address != 0 && address.is_multiple_of(bytes as u64) {
+        return Ok(());
+    }
+    Err(Error::Alignment {
+        tensor: tensor.into(),
+        found: address as usize,
+        accepted: format!("a device address that is a multiple of {bytes} bytes, and not null"),
+    })
+}
