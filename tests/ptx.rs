@@ -30,6 +30,7 @@ const ENTRIES: &[(&str, u32, u32)] = &[
     ("probe", 0, 0),
     ("release", 0, 0),
     ("scan", 2, 0),
+    ("sieve_rows", 5, 2),
 ];
 
 /// Whether an entry copies with `cp.async`, which sm_70 has not.

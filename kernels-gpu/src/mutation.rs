@@ -14,6 +14,16 @@ pub enum Mutation {
     ScanDropsWarpBarrier,
     /// `pipe` passes the barrier behind the kv partial sums without waiting.
     PipeDropsKvBarrier,
+    /// `sieve` takes a chunk less than a selection may touch.
+    SieveKeepsOneChunkLess,
+    /// `sieve` keeps the highest ties.
+    SieveKeepsHighTies,
+    /// `sieve` takes keys for ties that differ in their lower digits, and cuts one of them.
+    SieveCutsEarly,
+    /// `sieve` counts a tail with few cells as a whole block.
+    SieveTakesTailForWhole,
+    /// `sieve` reads its list without waiting for it.
+    SieveDropsListBarrier,
     /// `cols` passes the barrier behind the o partial sums, before the next rows, without waiting.
     ColsDropsOBarrier,
     /// `heads` passes the barrier behind the o partial sums, before the next rows, without waiting.

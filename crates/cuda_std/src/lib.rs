@@ -31,6 +31,11 @@ pub use cuda_std_macros::kernel;
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct F32x4(pub [f32; 4]);
 
+/// Four 32-bit words that move as one 16-byte access.
+#[repr(C, align(16))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct U32x4(pub [u32; 4]);
+
 /// Two f32 that move as one 8-byte access.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -47,7 +52,9 @@ pub mod prelude {
     pub use crate::async_copy;
     pub use crate::global::{Global, GlobalMut};
     pub use crate::shared::Shared;
-    pub use crate::{F32x2, F32x4, U16x4, atomic, fence, float, hint, kernel, shared_array, thread, warp};
+    pub use crate::{
+        F32x2, F32x4, U16x4, U32x4, atomic, fence, float, hint, kernel, shared_array, thread, warp,
+    };
 }
 
 /// A panic on the device is a trap: the launch fails with `CUDA_ERROR_LAUNCH_FAILED`.

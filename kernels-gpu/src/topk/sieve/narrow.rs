@@ -1,0 +1,427 @@
+//! From keys on chip to ids: the threshold among the keys, the list of what is kept, and the next keys from that.
+//!
+//! The keys of a round belong to nodes: chunks of `1 << shift` blocks, in the last round blocks. A node is named by its index in
+//! the row, so its first place is `node << shift`.
+//!
+//! * Threshold: four digits of 8 bits, from the top. A histogram of the digit over the keys whose higher bits are the threshold's; the first
+//!   warp finds the digit at which the cells from the top reach the goal. Every addition is of the constant 1 and its result is unused:
+//!   the hardware counts lanes with the same address in one step, so equal keys are no slower. The first digit is counted where the
+//!   keys are made.
+//! * List: each warp owns a run of elements, its lanes a row of 32 each, as one bit mask of the elements above the threshold and one
+//!   of those at it. A scan of their sizes gives each row its first position, and the number of ties before it.
+//!
+//! Race argument, with A and B the barriers of the threshold's loop, C and D those of the list. Shared arrays:
+//! * `keys` and the first digit's histogram are made before A and read from A to C; the next keys are made behind D.
+//! * `digits`, two histograms: one is counted before A and read between A and B, where the other one is cleared, whose last read was before
+//!   the last B. Counting goes on in the other one behind B, in the next round too.
+//! * `found` is written by one lane between A and B and read behind B; its next write is behind the next A. `CUT` is written between C and D
+//!   and read behind D. `TAIL` is written where the keys are made, before A, and read between A and B.
+//! * `slots`: written before C, read behind C; A and B lie before the next write.
+//! * `list`, two lists: one is written between C and D while the other is read; read behind D. They change places behind D.
+
+use super::{KEPT, KEYS, Row, SECTOR, THREADS, most_blocks, rank};
+use crate::mutation::{self, Mutation};
+use crate::topk::rule::{BLOCK_CELLS, Step};
+use cuda_std::prelude::*;
+use warp::{FULL, WarpReductionOp};
+
+const WARPS: usize = THREADS / 32;
+const DIGIT_BITS: u32 = 8;
+const DIGITS: usize = 1 << DIGIT_BITS;
+/// Digits that a lane of the first warp looks through.
+const LANE_DIGITS: usize = DIGITS / 32;
+/// Words that a thread reads again at a time: all of 514 chunks of 8, and half of the most there are.
+const BATCH: usize = KEYS / 2 / THREADS;
+
+// The words of `found`.
+/// The threshold's digit, the cells above it, the keys that have it.
+const DIGIT: usize = 0;
+const ABOVE: usize = 1;
+const HELD: usize = 2;
+/// The position in the list of the last node that is kept at the threshold.
+const CUT: usize = 3;
+/// The rank of the tail where it has less than a block's cells, or 0.
+const TAIL: usize = 4;
+
+/// What a round looks for.
+#[derive(Clone, Copy)]
+struct Goal {
+    /// Cells, or nodes that count as one.
+    cells: u32,
+    /// Cells of a node, as a power of two.
+    unit: u32,
+    /// Cells that the tail lacks.
+    lacking: u32,
+    /// Nodes that may be kept beyond the goal.
+    spare: u32,
+}
+
+/// Where a round cuts: nodes whose rank without its low `bits` is larger than `prefix` are kept, and of those where it is equal the first
+/// `ties`.
+#[derive(Clone, Copy)]
+struct Threshold {
+    prefix: u32,
+    bits: u32,
+    ties: u32,
+    /// Cells of the ties.
+    budget: u32,
+}
+
+/// A block's shared memory.
+#[derive(Clone, Copy)]
+pub(super) struct Chip {
+    keys: Shared<u32>,
+    list: Shared<u32>,
+    digits: Shared<u32>,
+    slots: Shared<u32>,
+    found: Shared<u32>,
+}
+
+impl Chip {
+    /// Declares the arrays and gives them their first values, for which a barrier must follow.
+    #[inline(always)]
+    pub unsafe fn new() -> Self {
+        let chip = Self {
+            keys: shared_array![u32; KEYS],
+            list: shared_array![u32; 2 * KEPT],
+            digits: shared_array![u32; 2 * DIGITS],
+            slots: shared_array![u32; WARPS],
+            found: shared_array![u32; TAIL + 1],
+        };
+        let thread = thread::thread_idx_x() as usize;
+        // SAFETY: no other thread touches these before the barrier.
+        unsafe {
+            if thread < DIGITS {
+                chip.digits.at(thread).write(0, 0);
+            }
+            if thread == 0 {
+                chip.list.write(0, 0);
+                chip.found.write(TAIL, 0);
+            }
+        }
+        chip
+    }
+
+    /// Makes `rank` the rank of element `index`, and counts its first digit in histogram `digits`.
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn put(self, digits: usize, index: u32, rank: u32) {
+        // SAFETY: the race argument; an index of its own for each thread.
+        unsafe {
+            self.keys.at(index as usize).write(0, rank);
+            if rank > 0 {
+                self.count(digits, rank >> (32 - DIGIT_BITS));
+            }
+        }
+    }
+
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn count(self, digits: usize, digit: u32) {
+        // SAFETY: the race argument.
+        unsafe { atomic::shared_fetch_add(self.digits.at(digits * DIGITS + digit as usize), 0, 1) };
+    }
+
+    /// Writes the ids of a query that does not select every cell. The keys of chunks of `1 << shift` blocks are put; with `shift` 0 none
+    /// are, and the blocks' keys are read here. All threads of the block call it.
+    #[inline(always)]
+    pub unsafe fn select(self, row: Row, step: Step, shift: u32, ids: GlobalMut<i32>) {
+        let tail_cells = step.tail_cells();
+        let is_whole = tail_cells == 0 || mutation::is(Mutation::SieveTakesTailForWhole);
+        let lacking = if is_whole { 0 } else { BLOCK_CELLS - tail_cells };
+        let blocks = Goal { cells: step.width, unit: BLOCK_CELLS.ilog2(), lacking, spare: 0 };
+        let most = most_blocks(step.width) - u32::from(mutation::is(Mutation::SieveKeepsOneChunkLess));
+        let chunks = Goal { cells: most, unit: 0, lacking: 0, spare: (KEPT as u32).saturating_sub(most) };
+        let tail = if tail_cells == 0 { u32::MAX } else { row.end - 1 };
+
+        let (mut digits, mut list) = (0, 0);
+        let mut shift = shift;
+        // Element e is child e of node 0: as if a list were made of the row.
+        let mut fan = 31;
+        let mut elements = if shift == 0 { row.end } else { row.chunks(shift) };
+        let mut places = if shift == 0 { row.end } else { 0 };
+        // SAFETY: the caller's promise; the race argument above.
+        unsafe {
+            loop {
+                if places > 0 {
+                    self.gather(row, tail, list, fan + shift, shift, places, digits);
+                }
+                let goal = if shift == 0 { blocks } else { chunks };
+                let threshold = self.threshold(elements, goal, &mut digits);
+                self.keep(elements, threshold, list, fan);
+                list ^= 1;
+                if shift == 0 {
+                    return self.emit(step.width, row.head, list, threshold, ids);
+                }
+                let kept = goal.cells - threshold.budget + threshold.ties;
+                places = kept << shift;
+                fan = if shift > SECTOR + 1 { shift - SECTOR } else { shift };
+                shift -= fan;
+                elements = kept << fan;
+            }
+        }
+    }
+
+    /// Reads the `1 << whole` places of each node of the list, and puts the ranks of their parts of `1 << shift` blocks.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    unsafe fn gather(
+        self,
+        row: Row,
+        tail: u32,
+        list: usize,
+        whole: u32,
+        shift: u32,
+        places: u32,
+        digits: usize,
+    ) {
+        // SAFETY: the caller's promise about the row; the race argument above.
+        let place_of = |index: u32| unsafe {
+            let node = self.list.at(list * KEPT + (index >> whole) as usize).read(0);
+            (node << whole) + (index & ((1 << whole) - 1))
+        };
+        let mut first = thread::thread_idx_x();
+        while first - thread::thread_idx_x() < places {
+            let mut scores = [f32::NAN; BATCH];
+            // SAFETY: as above.
+            unsafe {
+                for i in 0..BATCH {
+                    let index = first + (i * THREADS) as u32;
+                    if index < places {
+                        scores[i] = row.score(place_of(index));
+                    }
+                }
+                for i in 0..BATCH {
+                    let index = hint::opaque(first) + (i * THREADS) as u32;
+                    if shift == 0 {
+                        if index < places {
+                            let place = place_of(index);
+                            let rank = if row.has(place) { rank(scores[i]) } else { 0 };
+                            self.put(digits, index, rank);
+                            if place == tail {
+                                self.found.at(TAIL).write(0, rank);
+                            }
+                        }
+                    } else {
+                        let mut top = scores[i];
+                        for level in 0..SECTOR {
+                            top = top.max(warp::warp_shuffle_xor(FULL, top, 1 << level));
+                        }
+                        if index % (1 << SECTOR) == 0 && index < places {
+                            let rank = if place_of(index) < row.end { rank(top) } else { 0 };
+                            self.put(digits, index >> SECTOR, rank);
+                        }
+                    }
+                }
+            }
+            first += (BATCH * THREADS) as u32;
+        }
+    }
+
+    /// Finds the threshold of `elements` keys, whose first digits are counted in histogram `digits`. Another one, empty, is `digits` then.
+    #[inline(always)]
+    unsafe fn threshold(self, elements: u32, goal: Goal, digits: &mut usize) -> Threshold {
+        let thread = thread::thread_idx_x();
+        let (mut prefix, mut need) = (0, goal.cells);
+        let mut bits = hint::opaque(32 - DIGIT_BITS);
+        // SAFETY: the race argument above.
+        unsafe {
+            // The keys are read by four.
+            if thread < 4 && elements + thread < elements.next_multiple_of(4) {
+                self.keys.at((elements + thread) as usize).write(0, 0);
+            }
+            loop {
+                thread::sync_threads();
+                if thread < DIGITS as u32 {
+                    self.digits.at((*digits ^ 1) * DIGITS + thread as usize).write(0, 0);
+                }
+                if thread < 32 {
+                    self.find_digit(*digits, prefix, bits, need, goal);
+                }
+                thread::sync_threads();
+                prefix |= self.found.at(DIGIT).read(0) << bits;
+                need -= self.found.at(ABOVE).read(0);
+                let held = self.found.at(HELD).read(0);
+                *digits ^= 1;
+                // The lower digits do not matter where all that have this one are kept, and none of several is cut.
+                let mut all_fit = held <= (need >> goal.unit) + goal.spare || held == 1;
+                if mutation::is(Mutation::SieveCutsEarly) {
+                    all_fit |= held == need.div_ceil(BLOCK_CELLS);
+                }
+                if all_fit || bits == 0 {
+                    let ties = if all_fit { held } else { (need + (1 << goal.unit) - 1) >> goal.unit };
+                    return Threshold { prefix: prefix >> bits, bits, ties, budget: need };
+                }
+                bits -= DIGIT_BITS;
+                let mut first = 4 * thread;
+                while first < elements {
+                    let U32x4(keys) = self.keys.at(first as usize).read_as(0);
+                    for i in 0..4 {
+                        let digit = (keys[i] ^ prefix) >> bits;
+                        if keys[i] > 0 && digit < DIGITS as u32 {
+                            self.count(*digits, digit);
+                        }
+                    }
+                    first += 4 * THREADS as u32;
+                }
+            }
+        }
+    }
+
+    /// Looks for the digit at which the cells from the top digit on reach `need`. The first warp calls it.
+    #[inline(always)]
+    unsafe fn find_digit(self, digits: usize, prefix: u32, bits: u32, need: u32, goal: Goal) {
+        let lane = warp::lane_id() as usize;
+        // The first lane has the top digits.
+        let lowest = LANE_DIGITS * (31 - lane);
+        let mut held = [0; LANE_DIGITS];
+        // SAFETY: the race argument above.
+        let tail = unsafe {
+            for half in 0..LANE_DIGITS / 4 {
+                let U32x4(four) = self.digits.at(digits * DIGITS + lowest + 4 * half).read_as(0);
+                for i in 0..4 {
+                    held[4 * half + i] = four[i];
+                }
+            }
+            self.found.at(TAIL).read(0)
+        };
+        let tail_digit = if tail == 0 { u32::MAX } else { (tail ^ prefix) >> bits };
+        let mut cells = [0; LANE_DIGITS];
+        let mut sum = 0;
+        for i in 0..LANE_DIGITS {
+            cells[i] = held[i] << goal.unit;
+            if tail_digit == (lowest + i) as u32 {
+                cells[i] -= goal.lacking;
+            }
+            sum += cells[i];
+        }
+        let through = inclusive_sum(sum);
+        let mut above = through - sum;
+        if above < need && need <= through {
+            let (mut digit, mut digit_held) = (0, 0);
+            let mut is_found = false;
+            for i in (0..LANE_DIGITS).rev() {
+                let reaches = above + cells[i] >= need;
+                if reaches && !is_found {
+                    digit = (lowest + i) as u32;
+                    digit_held = held[i];
+                }
+                is_found |= reaches;
+                if !is_found {
+                    above += cells[i];
+                }
+            }
+            // SAFETY: the race argument above; the ranges of the lanes do not overlap, so one lane is here.
+            unsafe {
+                self.found.at(DIGIT).write(0, digit);
+                self.found.at(ABOVE).write(0, above);
+                self.found.at(HELD).write(0, digit_held);
+            }
+        }
+    }
+
+    /// Lists the nodes that the threshold keeps of `elements`, in their order: of children `1 << fan` each of the nodes in `list`, in the
+    /// other list.
+    #[inline(always)]
+    unsafe fn keep(self, elements: u32, threshold: Threshold, list: usize, fan: u32) {
+        let Threshold { prefix, bits, ties, .. } = threshold;
+        let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
+        let rows = elements.div_ceil(THREADS as u32);
+        let first = warp * rows * 32;
+        let end = elements.min(first + rows * 32);
+        let (mut above, mut at) = (0, 0);
+        // SAFETY: the race argument above.
+        unsafe {
+            let mut row = 0;
+            while row < rows {
+                let mut ranks = [0; 4];
+                for i in 0..4 {
+                    let element = first + 32 * (row + i as u32) + lane;
+                    if element < end {
+                        ranks[i] = self.keys.at(element as usize).read(0);
+                    }
+                }
+                for i in 0..4 {
+                    let key = ranks[i] >> bits;
+                    let row_above = warp::warp_vote_ballot(FULL, ranks[i] > 0 && key > prefix);
+                    let row_at = warp::warp_vote_ballot(FULL, ranks[i] > 0 && key == prefix);
+                    if lane == row + i as u32 {
+                        (above, at) = (row_above, row_at);
+                    }
+                }
+                row += 4;
+            }
+            let sizes = above.count_ones() << 16 | at.count_ones();
+            let through = inclusive_sum(sizes);
+            if lane == 31 {
+                self.slots.at(warp as usize).write(0, through);
+            }
+            thread::sync_threads();
+            let of_warp = if lane < warp { self.slots.at(lane as usize).read(0) } else { 0 };
+            let before = warp::warp_reduce(FULL, of_warp, WarpReductionOp::Add) + through - sizes;
+            let (above_before, at_before) = (before >> 16, before & 0xffff);
+
+            // The lowest ties are kept.
+            let left = ties.saturating_sub(at_before);
+            while at.count_ones() > left {
+                at &= if mutation::is(Mutation::SieveKeepsHighTies) { at - 1 } else { !highest_bit(at) };
+            }
+            let mut kept = above | at;
+            let mut position = above_before + at_before.min(ties);
+            if at_before < ties && ties == at_before + at.count_ones() {
+                let below = highest_bit(at) - 1;
+                self.found.at(CUT).write(0, position + (kept & below).count_ones());
+            }
+            while kept > 0 {
+                let element = first + 32 * lane + kept.trailing_zeros();
+                let parent = self.list.at(list * KEPT + (element >> fan) as usize).read(0);
+                let node = (parent << fan) + (element & ((1 << fan) - 1));
+                self.list.at((list ^ 1) * KEPT + position as usize).write(0, node);
+                position += 1;
+                kept &= kept - 1;
+            }
+            if !mutation::is(Mutation::SieveDropsListBarrier) {
+                thread::sync_threads();
+            }
+        }
+    }
+
+    /// Writes the ids of the blocks at the places in `list`, of which the last tie gives only what is left of the budget.
+    #[inline(always)]
+    unsafe fn emit(self, width: u32, head: u32, list: usize, threshold: Threshold, ids: GlobalMut<i32>) {
+        // A tail that is cut, or has not all cells, is the last block: nothing moves up behind it.
+        let cut = (BLOCK_CELLS * threshold.ties).saturating_sub(threshold.budget);
+        let mut index = thread::thread_idx_x();
+        // SAFETY: the caller's promise about the ids; the race argument above.
+        unsafe {
+            let behind_cut = BLOCK_CELLS * (self.found.at(CUT).read(0) + 1) - cut;
+            while index < width {
+                let cell = if index < behind_cut { index } else { index + cut };
+                let place = self.list.at(list * KEPT + (cell / BLOCK_CELLS) as usize).read(0);
+                let id = BLOCK_CELLS * (place - head) + cell % BLOCK_CELLS;
+                ids.at(index as usize).write(0, id as i32);
+                index += THREADS as u32;
+            }
+        }
+    }
+}
+
+/// Of a word that is not 0.
+#[inline(always)]
+fn highest_bit(word: u32) -> u32 {
+    1 << (31 - word.leading_zeros())
+}
+
+/// The sum of the words of the lanes up to the caller's.
+#[inline(always)]
+fn inclusive_sum(word: u32) -> u32 {
+    let mut sum = word;
+    for level in 0..5 {
+        let distance = 1 << level;
+        let below = warp::warp_shuffle_up(FULL, sum, distance);
+        if warp::lane_id() >= distance {
+            sum += below;
+        }
+    }
+    sum
+}
