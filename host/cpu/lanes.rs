@@ -1,5 +1,6 @@
 //! A vector of neighbouring columns, for each instruction set.
 
+use super::keys::Keys;
 use kernels_gpu::{float, math};
 
 /// Columns that the out norm sums in one tree.
@@ -11,7 +12,7 @@ pub(super) const GROUP: usize = 32;
 /// Every function but those of plain arrays needs its instruction set, so all are unsafe: call them only from code that
 /// is inlined into a function with the `target_feature`s of the type. Pointers must be good for [`LANES`](Self::LANES)
 /// elements, at any alignment.
-pub(super) trait Lanes: Copy {
+pub(super) trait Lanes: Copy + Keys {
     const LANES: usize;
 
     unsafe fn splat(x: f32) -> Self;

@@ -13,17 +13,21 @@ mod forward;
 mod fp_env;
 mod gates;
 mod isa;
+mod keys;
 mod l2norm;
 mod lanes;
 mod out_norm;
 mod recurrence;
+mod scores;
 mod shared;
+mod topk;
 
 pub use forward::Workspace;
 pub use isa::Isa;
 
 use crate::error::Result;
 use crate::gdn;
+use crate::topk::{Scores, Topk};
 
 /// Runs the whole path with [`Isa::chosen`], or the best there is where that cannot be had. Errors: `HostMemory`, before anything is
 /// written.
@@ -88,5 +92,26 @@ pub fn out_norm(call: gdn::OutNorm<'_>) {
 /// Runs the out norm with `isa`; an error, before anything is written, if this CPU lacks it.
 pub fn out_norm_with(isa: Isa, call: gdn::OutNorm<'_>) -> Result<()> {
     out_norm::run(isa.checked()?, call);
+    Ok(())
+}
+
+/// Selects with [`Isa::chosen`], or the best there is where that cannot be had. Errors: `HostMemory`; some rows may be written then.
+pub fn topk(call: Topk<'_>) -> Result<()> {
+    topk::run(Isa::chosen().unwrap_or(Isa::detect()), call)
+}
+
+/// Selects with `isa`; an error, before anything is written, if this CPU lacks it. Errors otherwise: those of [`topk()`].
+pub fn topk_with(isa: Isa, call: Topk<'_>) -> Result<()> {
+    topk::run(isa.checked()?, call)
+}
+
+/// Computes block scores with [`Isa::chosen`], or the best there is where that cannot be had.
+pub fn scores(call: Scores<'_>) {
+    scores::run(Isa::chosen().unwrap_or(Isa::detect()), call);
+}
+
+/// Computes block scores with `isa`; an error, before anything is written, if this CPU lacks it.
+pub fn scores_with(isa: Isa, call: Scores<'_>) -> Result<()> {
+    scores::run(isa.checked()?, call);
     Ok(())
 }

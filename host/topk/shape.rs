@@ -88,7 +88,7 @@ impl<'a> Topk<'a> {
             records.iter().enumerate().map(|(query, record)| {
                 record_step(record, shape.width).ok_or_else(|| {
                     let accepted = format!(
-                        "pos, n_kv = pos + 1, n_bid = n_kv / 4 and a width from 0 to n_kv, at most {}",
+                        "pos, n_kv = pos + 1, n_bid = n_kv / 4 and a width up to n_kv and {}, 0 only where n_kv is 0",
                         shape.width
                     );
                     Error::argument("steps", format!("{record:?} for query {query}"), accepted)
@@ -175,6 +175,7 @@ fn record_step(&[pos, n_kv, n_bid, width]: &[i32; Step::WORDS], limit: usize) ->
     let agree = pos == n_kv - 1
         && step.n_bid == step.n_kv / BLOCK_CELLS
         && step.width <= step.n_kv
+        && (step.width > 0) == (step.n_kv > 0)
         && step.width as usize <= limit;
     agree.then_some(step)
 }
