@@ -4,6 +4,7 @@ use crate::cpu;
 use crate::cuda::{self, Gdn, Stream};
 use crate::error::{Error, Result};
 use crate::gdn::{Forward, HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
+use crate::topk::{self, Scores, Topk};
 
 /// A place to run on. For calls on device memory and an engine's own stream see [`cuda::Gdn`].
 #[derive(Debug)]
@@ -128,6 +129,32 @@ impl Backend {
         }
     }
 
+    /// Selects blocks and returns what ran, and why. `kernel` names a GPU kernel; `None` lets the plan choose.
+    ///
+    /// Errors: `Variant` when the one asked for cannot run here, `HostMemory`, `DeviceMemory`, or the driver's own.
+    pub fn topk(&self, call: Topk<'_>, kernel: Option<topk::Kernel>) -> Result<String> {
+        match &self.kind {
+            Kind::Cpu(isa) => {
+                let forced = topk::Switches::from_env().forced()?;
+                if let Some((kernel, who)) = kernel.map(|kernel| (kernel, "the caller")).or(forced) {
+                    let reason = format!("{who} asks for it, and the CPU backend has no kernels");
+                    return Err(Error::Variant { variant: kernel.to_string(), reason });
+                }
+                cpu::topk_with(*isa, call)?;
+                Ok(format!("cpu/{}", isa.name()))
+            }
+            Kind::Cuda(_) => Err(no_device_topk()),
+        }
+    }
+
+    /// Computes the scores of blocks. Errors: `DeviceMemory`, or the driver's own.
+    pub fn scores(&self, call: Scores<'_>) -> Result<()> {
+        match &self.kind {
+            Kind::Cpu(isa) => cpu::scores_with(*isa, call),
+            Kind::Cuda(_) => Err(no_device_topk()),
+        }
+    }
+
     /// For each step and some shapes of published models, what runs here and why.
     pub fn plan_lines(&self) -> Vec<String> {
         const SHAPES: [(usize, usize); 7] =
@@ -160,4 +187,9 @@ fn no_variant(variant: Option<Variant>) -> Result<()> {
             Err(Error::Variant { variant: variant.to_string(), reason })
         }
     }
+}
+
+fn no_device_topk() -> Error {
+    let reason = "it is not on the device yet; accepted: the CPU backend".into();
+    Error::Variant { variant: "topk".into(), reason }
 }

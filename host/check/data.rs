@@ -127,10 +127,10 @@ fn normalise(row: &mut [f32]) {
 }
 
 /// splitmix64.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn next(&mut self) -> u64 {
+    pub(super) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -139,12 +139,12 @@ impl Random {
     }
 
     /// In (0, 1).
-    fn uniform(&mut self) -> f32 {
+    pub(super) fn uniform(&mut self) -> f32 {
         ((self.next() >> 41) as f32 + 0.5) / (1u32 << 23) as f32
     }
 
     /// Box-Muller.
-    fn normal(&mut self) -> f32 {
+    pub(super) fn normal(&mut self) -> f32 {
         let (radius, turn) = (self.uniform(), self.uniform());
         (-2.0 * radius.ln()).sqrt() * (std::f32::consts::TAU * turn).cos()
     }

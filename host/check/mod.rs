@@ -7,6 +7,7 @@ mod data;
 mod device;
 mod host;
 pub mod simt;
+pub mod topk;
 
 pub use data::{Data, Output, Shape};
 

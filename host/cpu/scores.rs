@@ -3,6 +3,7 @@
 
 use super::isa::{Isa, Work};
 use super::lanes::Lanes;
+use super::shared::Shared;
 use crate::topk::{BLOCK_CELLS, INDEX_DIM, INDEX_HEADS, Scores, Step};
 use kernels_gpu::topk::rule::TAIL_BONUS;
 use rayon::prelude::*;
@@ -16,27 +17,6 @@ const LANE_DIMS: usize = INDEX_DIM / LANES;
 type Key = [f32; INDEX_DIM];
 type Query = [Key; INDEX_HEADS];
 
-/// The scores' address, for pieces of work that write elements of their own.
-#[derive(Clone, Copy)]
-struct Shared(*mut f32);
-
-// SAFETY: the pieces of work that share the pointer write disjoint elements.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Shared {
-    /// Writes `values` from `index` on. A method, so that closures capture the wrapper and not the pointer in it.
-    ///
-    /// # Safety
-    /// They are in the buffer, and no one else accesses them.
-    #[inline(always)]
-    unsafe fn write(self, index: usize, values: &[f32]) {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.add(index).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
-    }
-}
-
 /// What a piece of work needs of the call.
 #[derive(Clone, Copy)]
 struct Job<'a> {
@@ -46,13 +26,28 @@ struct Job<'a> {
     scores: Shared,
 }
 
+impl Job<'_> {
+    /// Writes neighbouring scores of a query, from block `first` on.
+    ///
+    /// # Safety
+    /// The row has room for them, and no one else accesses them.
+    #[inline(always)]
+    unsafe fn write(self, query: usize, first: usize, scores: &[f32]) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let to = self.scores.at(query * self.stride + first);
+            to.copy_from_nonoverlapping(scores.as_ptr(), scores.len());
+        }
+    }
+}
+
 /// Scores with `isa`, which this CPU has.
 pub(super) fn run(isa: Isa, call: Scores<'_>) {
     let tail_stride = call.tail_stride();
     let Scores { stride, pooled, q_idx, tail, steps, scores } = call;
     let (heads, _) = q_idx.as_chunks::<INDEX_DIM>();
     let (queries, _) = heads.as_chunks::<INDEX_HEADS>();
-    let job = Job { stride, queries, steps: &steps, scores: Shared(scores.as_mut_ptr()) };
+    let job = Job { stride, queries, steps: &steps, scores: Shared::new(scores) };
 
     let complete = steps.iter().map(|step| step.n_bid as usize).max().unwrap_or(0);
     let (keys, _) = pooled.as_chunks::<INDEX_DIM>();
@@ -84,7 +79,7 @@ impl Work for Tile<'_> {
             // SAFETY: the caller's promise.
             let scores = unsafe { score::<L>(&tile, q) };
             // SAFETY: the row has room for all blocks of its query. Tiles differ in blocks, and none has a tail.
-            unsafe { job.scores.write(query * job.stride + first, &scores[..blocks]) };
+            unsafe { job.write(query, first, &scores[..blocks]) };
         }
     }
 }
@@ -108,7 +103,7 @@ impl Work for Tail<'_> {
             score += TAIL_BONUS;
         }
         // SAFETY: the row has room for it, and no tile writes it.
-        unsafe { job.scores.write(query * job.stride + step.n_bid as usize, &[score]) };
+        unsafe { job.write(query, step.n_bid as usize, &[score]) };
     }
 }
 

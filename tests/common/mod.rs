@@ -73,6 +73,13 @@ impl Golden {
         }
     }
 
+    pub fn i32(&self, tensor: &str) -> Vec<i32> {
+        let tensors = self.tensors();
+        let view = tensors.tensor(tensor).unwrap_or_else(|_| panic!("{}: no {tensor}", self.name));
+        assert_eq!(view.dtype(), Dtype::I32, "{}: {tensor}", self.name);
+        view.data().chunks_exact(4).map(|w| i32::from_le_bytes(w.try_into().unwrap())).collect()
+    }
+
     pub fn indices(&self, tensor: &str) -> Vec<usize> {
         self.f32(tensor).into_iter().map(|index| index as usize).collect()
     }

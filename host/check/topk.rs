@@ -1,0 +1,157 @@
+//! Selections to check: scores that are hard in some way, and what the rule's words make of them.
+
+use super::data::Random;
+use super::{Report, same_bits};
+use crate::cpu::{self, Isa};
+use crate::topk::{BLOCK_CELLS, Step, Topk, TopkShape};
+use std::cmp::Ordering;
+
+/// What the scores are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    Normal,
+    /// 64 values, so that many are equal.
+    Levels,
+    Equal,
+    /// Four of five are 0, of either sign.
+    Zeros,
+    /// All between 1 and 1.001.
+    Narrow,
+    /// NaNs, infinities, zeros, denormals and numbers.
+    Mix,
+    /// Any 32 bits.
+    Bits,
+    Nan,
+    Ascending,
+    Descending,
+}
+
+impl Pattern {
+    pub const ALL: [Pattern; 10] = [
+        Pattern::Normal,
+        Pattern::Levels,
+        Pattern::Equal,
+        Pattern::Zeros,
+        Pattern::Narrow,
+        Pattern::Mix,
+        Pattern::Bits,
+        Pattern::Nan,
+        Pattern::Ascending,
+        Pattern::Descending,
+    ];
+
+    fn score(self, random: &mut Random, block: usize) -> f32 {
+        let sign = |random: &mut Random, x: f32| if random.next() & 1 == 1 { -x } else { x };
+        match self {
+            Pattern::Normal => random.normal(),
+            Pattern::Levels => (random.next() % 64) as f32 / 8.0 - 4.0,
+            Pattern::Equal => 0.5,
+            Pattern::Zeros if random.next() % 5 < 4 => sign(random, 0.0),
+            Pattern::Zeros => random.normal(),
+            Pattern::Narrow => 1.0 + 0.001 * random.uniform(),
+            Pattern::Mix => match random.next() % 100 {
+                0..15 => f32::from_bits(0x7f80_0001 | random.next() as u32),
+                15..25 => sign(random, f32::INFINITY),
+                25..40 => sign(random, 0.0),
+                40..60 => f32::from_bits(random.next() as u32 & 0x807f_ffff),
+                _ => random.normal(),
+            },
+            Pattern::Bits => f32::from_bits(random.next() as u32),
+            Pattern::Nan => f32::from_bits(0x7f80_0001 | random.next() as u32),
+            Pattern::Ascending => block as f32,
+            Pattern::Descending => -(block as f32),
+        }
+    }
+}
+
+/// Queries with scores to select from. Change what a test needs changed.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    pub shape: TopkShape,
+    pub scores: Vec<f32>,
+    pub n_kv: Vec<i32>,
+}
+
+impl Selection {
+    /// What an id is before it is written.
+    pub const BLANK: i32 = 0x5a5a_5a5a;
+
+    /// Rows that each have room for `spare` blocks and ids more than their contexts and `width` ask for; what lies behind a
+    /// query's last cell is larger than any score.
+    ///
+    /// # Panics
+    /// For a shape that [`TopkShape::new`] refuses.
+    pub fn new(pattern: Pattern, n_kv: &[i32], width: usize, spare: usize, seed: u64) -> Selection {
+        let steps = || n_kv.iter().map(|&n_kv| Step::new(n_kv as u32, width as u32));
+        let stride = steps().map(|step| step.candidates() as usize).max().unwrap_or(0) + spare;
+        let shape = TopkShape::new(n_kv.len(), stride, width, width + spare).expect("a valid shape");
+        let mut random = Random(seed);
+        let mut scores = vec![f32::INFINITY; n_kv.len() * stride];
+        for (query, step) in steps().enumerate() {
+            for block in 0..step.candidates() as usize {
+                scores[query * stride + block] = pattern.score(&mut random, block);
+            }
+        }
+        Selection { shape, scores, n_kv: n_kv.to_vec() }
+    }
+
+    /// Ids that nobody has written.
+    pub fn blank(&self) -> Vec<i32> {
+        vec![Self::BLANK; self.shape.queries() * self.shape.cap()]
+    }
+
+    /// The call on `ids`.
+    ///
+    /// # Panics
+    /// When the fields, or `ids`, do not fit each other any more.
+    pub fn call<'a>(&'a self, ids: &'a mut [i32]) -> Topk<'a> {
+        Topk::new(self.shape, &self.scores, &self.n_kv, ids)
+            .expect("the buffers fit the shape they were made for")
+    }
+
+    /// All of the ids, as a selection must leave them: by a sort of all blocks.
+    pub fn expected(&self) -> Vec<i32> {
+        let mut ids = self.blank();
+        for (query, &n_kv) in self.n_kv.iter().enumerate() {
+            let step = Step::new(n_kv as u32, self.shape.width() as u32);
+            let row = by_sort(&self.scores[query * self.shape.stride()..], step);
+            ids[query * self.shape.cap()..][..row.len()].copy_from_slice(&row);
+        }
+        ids
+    }
+}
+
+/// The cells that the rule selects from a row: its words, and no more.
+fn by_sort(scores: &[f32], step: Step) -> Vec<i32> {
+    let mut blocks: Vec<u32> = (0..step.candidates()).collect();
+    // Equal ones stay in their order.
+    blocks.sort_by(|&a, &b| order(scores[b as usize], scores[a as usize]));
+    let cells = |block| (0..step.cells(block)).map(move |cell| (block * BLOCK_CELLS + cell) as i32);
+    let mut ids: Vec<i32> = blocks.into_iter().flat_map(cells).take(step.width as usize).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// A NaN is lower than any number.
+fn order(a: f32, b: f32) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))
+}
+
+/// Contexts around the width, with every kind of tail.
+const CONTEXTS: [i32; 13] = [0, 1, 3, 4, 7, 2050, 2051, 2052, 2053, 2055, 2056, 9001, 40_000];
+
+/// Every instruction set of the CPU backend against the sort.
+pub(super) fn cpu_cases(report: &mut Report<'_>) {
+    for pattern in Pattern::ALL {
+        for width in [1, 6, 64, 2051, 4100] {
+            let selection = Selection::new(pattern, &CONTEXTS, width, 3, width as u64);
+            for isa in Isa::available() {
+                report.case(&format!("cpu/{isa} topk {pattern:?} width={width}"), || {
+                    let mut ids = selection.blank();
+                    cpu::topk_with(isa, selection.call(&mut ids)).map_err(|error| error.to_string())?;
+                    same_bits("ids", &ids, &selection.expected())
+                });
+            }
+        }
+    }
+}
