@@ -1,12 +1,13 @@
 //! The Gated DeltaNet steps on the CPU, in the shape of a Qwen3-Next layer: 16 key heads, 48 value heads, 1024 tokens.
 //!
-//! `gdn/recurrence/cpu-<isa>/16x48/1024` and `gdn/out_norm/cpu-<isa>/48/1024`, on the threads that `RAYON_NUM_THREADS` allows.
+//! `gdn/forward/cpu-<isa>/16x48/1024` (the whole path, from the projections' output), `gdn/recurrence/cpu-<isa>/16x48/1024` and `gdn/out_norm/cpu-<isa>/48/1024`, on the threads that `RAYON_NUM_THREADS` allows.
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use half::f16;
-use keyhead::cpu::{self, Isa};
+use keyhead::cpu::{self, Isa, Workspace};
 use keyhead::gdn::{
-    HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout,
+    Carried, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, HEAD_DIM, HeadMap, Heads, NormAct,
+    NormOut, OutNorm, PerHead, Recurrence, RecurrenceInputs, Rows, StateLayout, Weights,
 };
 use std::hint::black_box;
 
@@ -37,6 +38,45 @@ fn unit_rows(seed: u64, rows: usize) -> Vec<f32> {
 /// The instruction sets worth timing: plain code is slow where there is no fused multiply-add to compile it to.
 fn isas() -> impl Iterator<Item = Isa> {
     Isa::available().into_iter().filter(|&isa| isa != Isa::Portable || cfg!(not(target_arch = "x86_64")))
+}
+
+fn forward(criterion: &mut Criterion) {
+    let heads = Heads::new(KEY_HEADS, VALUE_HEADS, HeadMap::Grouped).expect("a valid shape");
+    let (channels, width) = (heads.channels(), VALUE_HEADS * HEAD_DIM);
+    let (qkv, z) = (random(1, TOKENS * channels, 1.0), random(2, TOKENS * width, 4.0));
+    let ab = random(3, TOKENS * 2 * VALUE_HEADS, 2.0);
+    let (a, b) = PerHead::pair(&ab[..], VALUE_HEADS);
+    let conv_weight = random(4, channels * 4, 0.5);
+    let dt_bias = random(5, VALUE_HEADS, 1.0);
+    let a_coef: Vec<f32> = random(6, VALUE_HEADS, 8.0).iter().map(|a| -a.abs()).collect();
+    let norm_weight = random(7, HEAD_DIM, 2.0);
+    let weights = Weights {
+        conv_weight: &conv_weight,
+        conv_bias: None,
+        dt_bias: &dt_bias,
+        a_coef: &a_coef,
+        norm_weight: &norm_weight,
+    };
+    let options = ForwardOptions { act: NormAct::Silu, eps: 1e-6, l2_eps: 1e-6 };
+    let (mut conv_state, mut state) = (random(8, channels * 3, 1.0), random(9, heads.state_len(), 0.5));
+    let (mut y, mut out) = (vec![0.0; TOKENS * width], vec![f16::ZERO; TOKENS * width]);
+    let mut workspace = Workspace::new();
+
+    let mut group = criterion.benchmark_group("gdn/forward");
+    group.sample_size(40).sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(TOKENS as u64));
+    for isa in isas() {
+        group.bench_function(format!("cpu-{isa}/{KEY_HEADS}x{VALUE_HEADS}/{TOKENS}"), |bencher| {
+            bencher.iter(|| {
+                let inputs = ForwardInputs { qkv: black_box(&qkv[..]).into(), a, b, z: z[..].into() };
+                let layout = StateLayout::HeadMajor;
+                let carried = Carried { conv_state: &mut conv_state, state: &mut state, layout };
+                let outputs = ForwardOutputs { y: &mut y, out: NormOut::F16(&mut out), out_stride: width };
+                let call = Forward::new(heads, TOKENS, inputs, weights, options, carried, outputs);
+                let done = cpu::forward_with(isa, call.expect("a valid call"), &mut workspace);
+                done.expect("an available instruction set");
+            });
+        });
+    }
 }
 
 fn recurrence(criterion: &mut Criterion) {
@@ -89,5 +129,5 @@ fn out_norm(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, recurrence, out_norm);
+criterion_group!(benches, forward, recurrence, out_norm);
 criterion_main!(benches);

@@ -482,7 +482,7 @@ fn nans_stay_where_they_are_read() {
         let found = layer.run(isa, &mut Workspace::new(), &[5]);
         for (row, (found, expected)) in found.y.chunks(HEAD_DIM).zip(expected.y.chunks(HEAD_DIM)).enumerate()
         {
-            let touched = found.iter().any(|&bits| bits == CANONICAL);
+            let touched = found.contains(&CANONICAL);
             let (t, head) = (row / 4, row % 4);
             assert_eq!(
                 touched,

@@ -14,6 +14,10 @@ use std::ops::Range;
 /// Tokens of a piece of work.
 const TOKENS: usize = 64;
 
+/// How many tokens ahead qkv is asked for: a stride between tokens is longer than a page, which the hardware's own prefetching
+/// does not cross.
+const PREFETCH: usize = 4;
+
 /// The rows of a token that are normed, from the first on.
 #[derive(Clone, Copy)]
 pub(super) struct Normed {
@@ -115,6 +119,8 @@ impl<T: Element> Work for Piece<'_, T> {
         for t in self.tokens.clone() {
             // SAFETY: the caller's promise.
             unsafe { T::widen::<L>(self.row(t), &mut x[t % CONV_TAPS]) };
+            // SAFETY: as above.
+            unsafe { self.prefetch::<L>(t + PREFETCH) };
             let [x3, x2, x1, x0] = [1, 2, 3, 4].map(|ahead| &x[(t + ahead) % CONV_TAPS]);
             let mut row: Row = [0.0; HEAD_DIM];
             for c in 0..HEAD_DIM {
@@ -136,6 +142,19 @@ impl<T: Element> Work for Piece<'_, T> {
 }
 
 impl<'a, T> Piece<'a, T> {
+    /// Asks for a token's channels; there need not be such a token.
+    ///
+    /// # Safety
+    /// As [`Lanes`].
+    #[inline(always)]
+    unsafe fn prefetch<L: Lanes>(&self, token: usize) {
+        let row = self.qkv.as_ptr().wrapping_add(token * self.channels + self.channel).cast::<u8>();
+        for line in (0..HEAD_DIM * size_of::<T>()).step_by(64) {
+            // SAFETY: the caller's promise; a prefetch of any address is fine.
+            unsafe { L::prefetch(row.wrapping_add(line).cast()) };
+        }
+    }
+
     /// The piece's channels of a token.
     #[inline(always)]
     fn row(&self, token: usize) -> &'a [T] {
