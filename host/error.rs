@@ -11,6 +11,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     #[error("tensor `{tensor}` is missing; accepted: {accepted}")]
     MissingTensor { tensor: String, accepted: String },
+    #[error("tensors `{one}` and `{other}` contradict each other; accepted: {accepted}")]
+    Contradiction { one: String, other: String, accepted: String },
     #[error("tensor `{tensor}` has shape {found:?}; accepted: {accepted}")]
     Shape { tensor: String, found: Vec<usize>, accepted: String },
     #[error("tensor `{tensor}` is a batch of {found} sequences; accepted: one sequence a file, {accepted}")]

@@ -1,8 +1,9 @@
 //! Files that are not what they should be: each gets its message, and none a panic.
 
 use keyhead::Error;
-use keyhead::io::{Data, Dim, FLOATS, File, Output, write};
+use keyhead::io::{Data, Dim, Dtype, FLOATS, File, Output, Stored, write};
 use proptest::prelude::*;
+use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -186,11 +187,21 @@ fn tensors_at_odd_addresses() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("odd.safetensors");
     let header = r#"{"b":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},"x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}"#;
-    let mut bytes = file(header, 1);
-    bytes.extend([1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()));
-    fs::write(&path, bytes).unwrap();
-    let file = File::open(&path).unwrap();
-    assert_eq!(file.tensor("x", [Dim::Any("N")], FLOATS).unwrap().f32().unwrap(), [1.5, -2.0]);
+    let mut in_place = 0;
+    for padding in ["", " ", "  ", "   "] {
+        let mut bytes = file(&format!("{header}{padding}"), 1);
+        bytes.extend([1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()));
+        fs::write(&path, bytes).unwrap();
+        let file = File::open(&path).unwrap();
+        let tensor = file.tensor("x", [Dim::Any("N")], FLOATS).unwrap();
+        assert_eq!(tensor.f32().unwrap(), [1.5, -2.0]);
+        let Stored::F32(words) = tensor.stored().unwrap() else { panic!("f32 in the file") };
+        assert_eq!(*words, [1.5, -2.0]);
+        in_place += usize::from(matches!(words, Cow::Borrowed(_)));
+        let byte = file.tensor("b", [Dim::Any("N")], &[Dtype::I8]).unwrap();
+        assert!(matches!(byte.stored(), Err(Error::Dtype { .. })));
+    }
+    assert_eq!(in_place, 1, "one of four addresses is aligned");
 }
 
 #[test]

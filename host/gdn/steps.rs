@@ -104,7 +104,11 @@ pub(super) fn check_a_coef(a_coef: &[f32]) -> Result<()> {
         None => Ok(()),
         Some(index) => {
             let found = format!("{} at index {index}", a_coef[index]);
-            Err(Error::argument("a_coef", found, "numbers that are not positive: -exp(A_log)"))
+            Err(Error::argument(
+                "a_coef",
+                found,
+                "numbers that are not positive: -exp(A_log), in some files `ssm_a`",
+            ))
         }
     }
 }

@@ -1,10 +1,12 @@
-//! A safetensors file, and its tensors widened to f32.
+//! A safetensors file, and its tensors, as they are stored or widened to f32.
 
 use super::header::{Header, Info, printable};
 use crate::error::{Error, Result};
+use crate::gdn::Floats;
 use half::{bf16, f16};
 use memmap2::Mmap;
 use safetensors::Dtype;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
@@ -169,13 +171,54 @@ pub struct Tensor<'file, const N: usize> {
     bytes: &'file [u8],
 }
 
-impl<const N: usize> Tensor<'_, N> {
+/// A tensor's elements in the type that they are stored in: in the file where they are aligned for it, else copied.
+#[derive(Clone, Debug)]
+pub enum Stored<'file> {
+    F32(Cow<'file, [f32]>),
+    F16(Cow<'file, [f16]>),
+    Bf16(Cow<'file, [bf16]>),
+}
+
+impl Stored<'_> {
+    pub fn floats(&self) -> Floats<'_> {
+        match self {
+            Stored::F32(data) => Floats::F32(data),
+            Stored::F16(data) => Floats::F16(data),
+            Stored::Bf16(data) => Floats::Bf16(data),
+        }
+    }
+}
+
+impl<'file, const N: usize> Tensor<'file, N> {
     pub fn shape(&self) -> [usize; N] {
         self.shape
     }
 
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// Its elements as they are.
+    ///
+    /// Errors: `HostMemory`, or `Dtype` for one that is not a float of at most 32 bits.
+    pub fn stored(&self) -> Result<Stored<'file>> {
+        match self.dtype {
+            Dtype::F32 => Ok(Stored::F32(self.words()?)),
+            Dtype::F16 => Ok(Stored::F16(self.words()?)),
+            Dtype::BF16 => Ok(Stored::Bf16(self.words()?)),
+            other => Err(self.dtype_error(other, "F32, F16, BF16")),
+        }
+    }
+
+    fn words<T: bytemuck::Pod>(&self) -> Result<Cow<'file, [T]>> {
+        if let Ok(words) = bytemuck::try_cast_slice(self.bytes) {
+            return Ok(Cow::Borrowed(words));
+        }
+        let len = self.bytes.len() / size_of::<T>();
+        let mut words = self.reserved(len)?;
+        words.resize(len, T::zeroed());
+        bytemuck::cast_slice_mut(&mut words).copy_from_slice(self.bytes);
+        Ok(Cow::Owned(words))
     }
 
     /// Its elements, widened without loss. The bytes may lie at any address.
@@ -187,22 +230,28 @@ impl<const N: usize> Tensor<'_, N> {
             Dtype::F16 => self.widen(|word| f16::from_le_bytes(word).to_f32()),
             Dtype::BF16 => self.widen(|word| bf16::from_le_bytes(word).to_f32()),
             Dtype::I8 => self.widen(|[byte]| f32::from(byte as i8)),
-            other => Err(Error::Dtype {
-                tensor: self.name.clone(),
-                found: other.to_string(),
-                accepted: "F32, F16, BF16, I8".into(),
-            }),
+            other => Err(self.dtype_error(other, "F32, F16, BF16, I8")),
         }
+    }
+
+    fn dtype_error(&self, found: Dtype, accepted: &str) -> Error {
+        Error::Dtype { tensor: self.name.clone(), found: found.to_string(), accepted: accepted.into() }
     }
 
     fn widen<const BYTES: usize>(&self, one: impl Fn([u8; BYTES]) -> f32) -> Result<Vec<f32>> {
         let (words, _) = self.bytes.as_chunks::<BYTES>();
-        let mut wide = Vec::new();
-        wide.try_reserve_exact(words.len()).map_err(|_| Error::HostMemory {
-            what: format!("tensor `{}`", self.name),
-            bytes: words.len().saturating_mul(size_of::<f32>()),
-        })?;
+        let mut wide = self.reserved(words.len())?;
         wide.extend(words.iter().map(|&word| one(word)));
         Ok(wide)
+    }
+
+    /// An empty vector with room for `len` elements.
+    fn reserved<T>(&self, len: usize) -> Result<Vec<T>> {
+        let mut vec = Vec::new();
+        vec.try_reserve_exact(len).map_err(|_| Error::HostMemory {
+            what: format!("tensor `{}`", self.name),
+            bytes: len.saturating_mul(size_of::<T>()),
+        })?;
+        Ok(vec)
     }
 }

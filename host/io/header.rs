@@ -38,6 +38,23 @@ pub(super) fn printable(name: &str) -> String {
     }
 }
 
+/// An error's text, which quotes what is in the file, and escaped names with it: no control characters, no novels.
+fn printable_text(text: &str) -> String {
+    const LONGEST: usize = 400;
+    let mut printable = String::new();
+    for (index, char) in text.chars().enumerate() {
+        match char {
+            _ if index == LONGEST => {
+                printable.push_str("...");
+                break;
+            }
+            '\\' | '"' | '\'' => printable.push(char),
+            char => printable.extend(char.escape_debug()),
+        }
+    }
+    printable
+}
+
 impl Header {
     /// Parses the header of `file`, the whole file. The error is the problem, in words.
     pub fn parse(file: &[u8]) -> Result<Header, String> {
@@ -61,8 +78,9 @@ impl Header {
                 rest.len()
             ));
         };
-        let raw: RawHeader = serde_json::from_slice(json)
-            .map_err(|error| format!("its header is not as it should be: {error}"))?;
+        let raw: RawHeader = serde_json::from_slice(json).map_err(|error| {
+            format!("its header is not as it should be: {}", printable_text(&error.to_string()))
+        })?;
         let tensors = check(raw.tensors, LENGTH + length, data.len())?;
         Ok(Header { tensors, metadata: raw.metadata })
     }
@@ -188,6 +206,18 @@ mod tests {
         assert_eq!(parsed.tensors["y"].shape, [2, 1]);
         assert_eq!(Header::parse(&file("{}", 0)).unwrap().tensors.len(), 0);
         assert_eq!(Header::parse(&file(r#"{"__metadata__":null}"#, 0)).unwrap().metadata.len(), 0);
+    }
+
+    #[test]
+    fn a_hostile_dtype_is_escaped() {
+        let long = "\u{1b}[2J\u{202e}".to_owned() + &"x".repeat(5000);
+        for dtype in ["\u{1b}[2J\u{7}\u{202e}", &long] {
+            let json = serde_json::json!({"a\n": {"dtype": dtype, "shape": [], "data_offsets": [0, 0]}});
+            let problem = Header::parse(&file(&json.to_string(), 0)).unwrap_err();
+            assert!(problem.contains("\\u{1b}[2J") && problem.contains("`a\\n`"), "{problem}");
+            assert!(problem.chars().all(|c| !c.is_control() && c != '\u{202e}'), "{problem:?}");
+            assert!(problem.len() < 1000, "{problem}");
+        }
     }
 
     #[test]

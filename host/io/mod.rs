@@ -8,7 +8,7 @@ mod file;
 mod header;
 mod write;
 
-pub use file::{Dim, FLOATS, File, Tensor};
+pub use file::{Dim, FLOATS, File, Stored, Tensor};
 pub use safetensors::Dtype;
 pub use write::{Data, Output, check_target, replace, write};
 

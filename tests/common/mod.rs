@@ -45,6 +45,11 @@ impl Golden {
         metadata.metadata().clone().unwrap_or_default()
     }
 
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     pub fn has(&self, tensor: &str) -> bool {
         self.tensors().names().contains(&tensor)
     }
