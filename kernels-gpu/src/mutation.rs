@@ -4,16 +4,64 @@
 /// A fault; each is one line in the kernel that it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
+    /// Every recurrence: the other map from key heads to value heads.
+    SwapsHeadMap,
+    /// Every recurrence: the parts of the row groups are summed from the last.
+    ReversesRowGroups,
+    /// `heads` passes the barrier behind the o partial sums, before the next rows, without waiting.
+    HeadsDropsOBarrier,
+    /// `heads` stages q but not k.
+    HeadsStagesNoKey,
+    /// `heads_norm` passes the barrier behind the sums of squares without waiting.
+    HeadsNormDropsNormBarrier,
+    /// `heads_norm` sums the squares of a group of columns twice instead of another's.
+    HeadsNormRepeatsGroup,
+    /// `heads_norm` sums neighbouring lanes first.
+    HeadsNormRisingDistances,
+    /// `cols` passes the barrier behind the rows without waiting.
+    ColsDropsRowBarrier,
+    /// `cols` passes the barrier behind the o partial sums, before the next rows, without waiting.
+    ColsDropsOBarrier,
+    /// `pipe` passes the barrier behind the kv partial sums without waiting.
+    PipeDropsKvBarrier,
+    /// `pipe` stages every token in the same rows.
+    PipeReusesRows,
+    /// `pipe` loads the inputs behind the last token.
+    PipeLoadsPastTheEnd,
     /// `keyhead` passes its token barrier without waiting.
     KeyheadDropsTokenBarrier,
     /// `keyhead` reads a staged block without waiting for its copies.
     KeyheadSkipsStageWait,
+    /// `keyhead` stages every block in the same buffer.
+    KeyheadOneBuffer,
+    /// `keyhead` copies the values and scalars of one token too many.
+    KeyheadStagesPastTheEnd,
+    /// `keyhead` takes a decay from the lane next to the right one.
+    KeyheadTakesTheNextDecay,
     /// `scan` reads a staged block without waiting for its copies.
     ScanSkipsStageWait,
     /// `scan` reads a block's decays without waiting for the lanes that write them.
     ScanDropsWarpBarrier,
-    /// `pipe` passes the barrier behind the kv partial sums without waiting.
-    PipeDropsKvBarrier,
+    /// `scan` stages a block over the one that is read next.
+    ScanStagesOverTheNextBlock,
+    /// `scan` copies the values of one token too many.
+    ScanStagesPastTheEnd,
+    /// `scan` takes the kv sums of the columns next to its own.
+    ScanTakesTheNextPair,
+    /// A row's warp sums neighbouring lanes first.
+    RowRisingDistances,
+    /// A row's groups are summed from the last.
+    RowReversesGroups,
+    /// `out_norm` does a head that does not exist.
+    OutNormOneHeadMore,
+    /// `out_norm` stores four values at once where they are not aligned for it.
+    OutNormStoresUnaligned,
+    /// `conv` multiplies the oldest token by the current one's tap.
+    ConvReversesTaps,
+    /// `conv` stores rows of tokens that do not exist.
+    ConvStoresPastTheEnd,
+    /// `conv` of two tokens leaves the history's entries where they were.
+    ConvKeepsHistoryInPlace,
     /// `sieve` takes a chunk less than a selection may touch.
     SieveKeepsOneChunkLess,
     /// `sieve` keeps the highest ties.
@@ -24,20 +72,6 @@ pub enum Mutation {
     SieveTakesTailForWhole,
     /// `sieve` reads its list without waiting for it.
     SieveDropsListBarrier,
-    /// `cols` passes the barrier behind the o partial sums, before the next rows, without waiting.
-    ColsDropsOBarrier,
-    /// `heads` passes the barrier behind the o partial sums, before the next rows, without waiting.
-    HeadsDropsOBarrier,
-    /// `heads_norm` passes the barrier behind the sums of squares without waiting.
-    HeadsNormDropsNormBarrier,
-    /// `heads_norm` sums the squares of a group of columns twice instead of another's.
-    HeadsNormRepeatsGroup,
-    /// `conv` multiplies the oldest token by the current one's tap.
-    ConvReversesTaps,
-    /// `conv` stores rows of tokens that do not exist.
-    ConvStoresPastTheEnd,
-    /// `conv` of two tokens leaves the history's entries where they were.
-    ConvKeepsHistoryInPlace,
 }
 
 #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]

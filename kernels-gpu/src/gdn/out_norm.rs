@@ -12,6 +12,7 @@
 use super::HEAD_DIM;
 use super::row::{Floats, WIDTH, sum_of_squares};
 use crate::math::{exp, sqrt};
+use crate::mutation::{self, Mutation};
 use crate::params::{OutNormArgs, dtype};
 use cuda_std::prelude::*;
 use float::{f32_to_bf16_bits, f32_to_f16_bits};
@@ -42,7 +43,7 @@ unsafe fn norm_row<const STORE_F32: bool>(args: OutNormArgs) {
     let token = thread::block_idx_x() as usize;
     let head = thread::block_idx_y() as usize * HEADS_PER_BLOCK + thread / 32;
     let value_heads = args.value_heads as usize;
-    if head >= value_heads {
+    if head >= value_heads + usize::from(mutation::is(Mutation::OutNormOneHeadMore)) {
         return;
     }
     let index = (token * value_heads + head) * HEAD_DIM + column;
@@ -81,7 +82,8 @@ unsafe fn store(args: &OutNormArgs, index: usize, out: [f32; WIDTH]) {
         }
         let bits =
             if args.out_dtype == dtype::BF16 { out.map(f32_to_bf16_bits) } else { out.map(f32_to_f16_bits) };
-        if (args.out.address() | (args.out_stride * 2)).is_multiple_of(8) {
+        let aligned = (args.out.address() | (args.out_stride * 2)).is_multiple_of(8);
+        if aligned || mutation::is(Mutation::OutNormStoresUnaligned) {
             args.out.write_as(index, U16x4(bits));
         } else {
             for i in 0..WIDTH {

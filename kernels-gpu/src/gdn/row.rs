@@ -2,6 +2,7 @@
 //! values).
 
 use crate::math::sum4;
+use crate::mutation::{self, Mutation};
 use crate::params::dtype;
 use cuda_std::prelude::*;
 use float::{bf16_bits_to_f32, f16_bits_to_f32};
@@ -17,13 +18,14 @@ pub const WIDTH: usize = 4;
 pub fn sum_of_squares(x: [f32; WIDTH]) -> f32 {
     let mut square = x.map(|value| value * value);
     for level in 0..3 {
-        let lanes = 4 >> level;
+        let lanes = if mutation::is(Mutation::RowRisingDistances) { 1 << level } else { 4 >> level };
         for i in 0..WIDTH {
             square[i] += warp::warp_shuffle_xor(warp::FULL, square[i], lanes);
         }
     }
     let group = (square[0] + square[2]) + (square[1] + square[3]);
-    sum4([0, 8, 16, 24].map(|lane| warp::warp_shuffle_idx(warp::FULL, group, lane, 32)))
+    let groups = if mutation::is(Mutation::RowReversesGroups) { [24, 16, 8, 0] } else { [0, 8, 16, 24] };
+    sum4(groups.map(|lane| warp::warp_shuffle_idx(warp::FULL, group, lane, 32)))
 }
 
 /// Values of one of the types of [`dtype`], widened as they are read.

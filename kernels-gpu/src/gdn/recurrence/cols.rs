@@ -52,7 +52,9 @@ pub unsafe fn cols(args: RecurrenceArgs) {
             let v = args.v.read(t * args.v_stride as usize + own_column);
             let g = exp(args.gate.read(t * value_heads + head));
             let beta = args.beta.read(t * value_heads + head);
-            thread::sync_threads(); // A
+            if !mutation::is(Mutation::ColsDropsRowBarrier) {
+                thread::sync_threads(); // A
+            }
 
             let (kv, key) = partial_kv(&state, rows.at(HEAD_DIM + place.row_group * ROWS));
             kv_partials.write(own, kv);

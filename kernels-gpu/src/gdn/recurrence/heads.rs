@@ -51,6 +51,7 @@ unsafe fn recurrence(args: &RecurrenceArgs, place: Place, finish: impl Fn(usize,
     // SAFETY: the caller's promise about the buffers; the race argument above for the shared arrays.
     unsafe {
         // Row group 0 stages q, row group 1 k.
+        let staged_rows = if mutation::is(Mutation::HeadsStagesNoKey) { 1 } else { 2 };
         let (staged, stride) =
             if place.row_group == 0 { (args.q, args.q_stride) } else { (args.k, args.k_stride) };
         let staged = staged.at(key_head * HEAD_DIM + place.column);
@@ -58,7 +59,7 @@ unsafe fn recurrence(args: &RecurrenceArgs, place: Place, finish: impl Fn(usize,
         let mut state = place.load_state(args, head);
         let mut t = 0;
         while t < tokens {
-            if place.row_group < 2 {
+            if place.row_group < staged_rows {
                 rows.write(own, staged.read(t * stride as usize));
             }
             let v = args.v.read(t * args.v_stride as usize + own_column);
@@ -124,7 +125,9 @@ pub unsafe fn heads_norm(args: HeadsNormArgs) {
                 // `Tree32` of a group of 32 columns, the lanes of this warp.
                 let mut sum = y * y;
                 for level in 0..5 {
-                    sum += warp::warp_shuffle_xor(warp::FULL, sum, 16 >> level);
+                    let rising = mutation::is(Mutation::HeadsNormRisingDistances);
+                    let distance = if rising { 1 << level } else { 16 >> level };
+                    sum += warp::warp_shuffle_xor(warp::FULL, sum, distance);
                 }
                 if place.column.is_multiple_of(COLUMNS) {
                     squares.write(place.column / COLUMNS, sum);

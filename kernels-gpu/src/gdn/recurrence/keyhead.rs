@@ -14,7 +14,7 @@
 //!
 //! State and y cells belong to one thread each.
 
-use super::{COLUMN_BLOCKS, COLUMNS, Place, ROW_GROUPS, ROWS, delta, sum_row_groups};
+use super::{COLUMN_BLOCKS, COLUMNS, Place, ROW_GROUPS, ROWS, delta, head_in, sum_row_groups};
 use crate::gdn::HEAD_DIM;
 use crate::math::{RSQRT_128, exp, fma};
 use crate::mutation::{self, Mutation};
@@ -58,13 +58,14 @@ struct Unit<'a, const VPK: usize> {
 impl<const VPK: usize> Unit<'_, VPK> {
     #[inline(always)]
     fn head(&self, slot: usize) -> usize {
-        self.key_head * self.args.head_per_key as usize + slot * self.args.head_per_slot as usize
+        head_in(self.args, self.key_head, slot)
     }
 
     /// The staged inputs of token `t`.
     #[inline(always)]
     fn token(&self, t: usize) -> Shared<f32> {
-        self.staged.at(t % (2 * TOKENS) * token_words(VPK))
+        let slots = if mutation::is(Mutation::KeyheadOneBuffer) { TOKENS } else { 2 * TOKENS };
+        self.staged.at(t % slots * token_words(VPK))
     }
 
     /// Starts the copies of the staged block whose first token is `first`.
@@ -91,7 +92,7 @@ impl<const VPK: usize> Unit<'_, VPK> {
         // 16 threads a token for the rest: v, 8 pieces of 16 bytes a head, then one word each of gates and betas.
         let (token, piece) = (thread / 16, thread % 16);
         let t = first + token;
-        if t >= self.tokens {
+        if t >= self.tokens + usize::from(mutation::is(Mutation::KeyheadStagesPastTheEnd)) {
             return;
         }
         let target = target.add_words(token * token_words(VPK));
@@ -197,7 +198,8 @@ unsafe fn keyhead<const VPK: usize>(args: RecurrenceArgs, staged: Shared<f32>, p
             let mut v = [0.0; VPK];
             let mut beta = [0.0; VPK];
             for i in 0..VPK {
-                g[i] = warp::warp_shuffle_idx(warp::FULL, decays, (in_block * VPK + i) as u32, 32);
+                let lane = in_block * VPK + i + usize::from(mutation::is(Mutation::KeyheadTakesTheNextDecay));
+                g[i] = warp::warp_shuffle_idx(warp::FULL, decays, lane as u32, 32);
                 v[i] = token.read(V + i * COLUMNS + place.lane);
                 beta[i] = token.read(beta_at(VPK) + i);
             }

@@ -21,6 +21,7 @@ pub mod scan;
 
 use super::HEAD_DIM;
 use crate::math::{fma, sum4};
+use crate::mutation::{self, Mutation};
 use crate::params::RecurrenceArgs;
 use cuda_std::prelude::*;
 
@@ -39,7 +40,17 @@ pub const THREADS: usize = COLUMNS * ROW_GROUPS;
 #[inline(always)]
 fn heads_of(args: &RecurrenceArgs, unit: usize) -> (usize, usize) {
     let (key_head, slot) = (unit % args.key_heads as usize, unit / args.key_heads as usize);
-    (key_head, key_head * args.head_per_key as usize + slot * args.head_per_slot as usize)
+    (key_head, head_in(args, key_head, slot))
+}
+
+/// The value head in a slot of a key head.
+#[inline(always)]
+fn head_in(args: &RecurrenceArgs, key_head: usize, slot: usize) -> usize {
+    let (per_key, per_slot) = (args.head_per_key as usize, args.head_per_slot as usize);
+    if mutation::is(Mutation::SwapsHeadMap) {
+        return key_head * per_slot + slot * per_key;
+    }
+    key_head * per_key + slot * per_slot
 }
 
 /// What a thread owns of a head in the variants with a thread a column of a row group.
@@ -144,13 +155,22 @@ unsafe fn update(
 unsafe fn sum_row_groups<const WIDTH: usize>(partials: Shared<f32>, column: usize) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
-        sum4([
+        sum_in_order([
             partials.read(column),
             partials.read(WIDTH + column),
             partials.read(2 * WIDTH + column),
             partials.read(3 * WIDTH + column),
         ])
     }
+}
+
+/// `Sum4` of the parts of the row groups.
+#[inline(always)]
+fn sum_in_order(parts: [f32; ROW_GROUPS]) -> f32 {
+    if mutation::is(Mutation::ReversesRowGroups) {
+        return sum4([parts[3], parts[2], parts[1], parts[0]]);
+    }
+    sum4(parts)
 }
 
 /// The correction that a token writes along its key.

@@ -66,10 +66,11 @@ pub unsafe fn pipe(args: RecurrenceArgs) {
         let mut t = 0;
         while t < tokens {
             let [q, k, v, gate, beta] = next;
-            let row = rows.at((t & 1) * 2 * HEAD_DIM);
+            let buffer = if mutation::is(Mutation::PipeReusesRows) { 0 } else { t & 1 };
+            let row = rows.at(buffer * 2 * HEAD_DIM);
             row.write(own, q);
             row.write(HEAD_DIM + own, k);
-            if t + 1 < tokens {
+            if t + 1 < tokens || mutation::is(Mutation::PipeLoadsPastTheEnd) {
                 next = load(t + 1);
             }
             let g = exp(gate);

@@ -18,9 +18,9 @@
 //!
 //! State and y cells belong to one lane each.
 
-use super::{ROW_GROUPS, ROWS, delta, heads_of};
+use super::{ROW_GROUPS, ROWS, delta, heads_of, sum_in_order};
 use crate::gdn::HEAD_DIM;
-use crate::math::{RSQRT_128, exp, fma, sum4};
+use crate::math::{RSQRT_128, exp, fma};
 use crate::mutation::{self, Mutation};
 use crate::params::RecurrenceArgs;
 use async_copy::SharedAddress;
@@ -115,7 +115,7 @@ impl Stager {
             }
             self.rows = self.rows.at(self.pair_step);
         }
-        if self.v_token < tokens {
+        if self.v_token < tokens + usize::from(mutation::is(Mutation::ScanStagesPastTheEnd)) {
             // SAFETY: as above.
             unsafe { async_copy::copy::<16>(target.add_words(self.v_to), self.v) };
         }
@@ -159,11 +159,12 @@ impl Lane {
     fn delta(&self) -> Pair {
         let Scalars { g, beta, v } = self.scalars;
         let mut d = [0.0; 2];
+        let pair = self.pair ^ usize::from(mutation::is(Mutation::ScanTakesTheNextPair));
         for n in 0..2 {
             let from = |group: usize| {
-                warp::warp_shuffle_idx(warp::FULL, self.kv[n], (group * PAIRS + self.pair) as u32, 32)
+                warp::warp_shuffle_idx(warp::FULL, self.kv[n], (group * PAIRS + pair) as u32, 32)
             };
-            d[n] = delta(g, sum4([from(0), from(1), from(2), from(3)]), v[n], beta);
+            d[n] = delta(g, sum_in_order([from(0), from(1), from(2), from(3)]), v[n], beta);
         }
         d
     }
@@ -331,7 +332,8 @@ pub unsafe fn scan(args: RecurrenceArgs) {
                 async_copy::wait_group::<0>();
             }
             thread::sync_threads();
-            stager.stage(existing((block + 2) * TOKENS), spare);
+            let free = if mutation::is(Mutation::ScanStagesOverTheNextBlock) { next_buffer } else { spare };
+            stager.stage(existing((block + 2) * TOKENS), free);
             let d = lane.delta();
             store(lane.y());
             publish(block + 1, next_buffer);
