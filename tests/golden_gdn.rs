@@ -3,7 +3,7 @@
 mod common;
 
 use ::simt::Order;
-use common::{Golden, assert_close, files, reorder};
+use common::{Golden, assert_bf16, assert_close, assert_f16, files, reorder};
 use half::{bf16, f16};
 use keyhead::Backend;
 use keyhead::check::simt;
@@ -160,33 +160,10 @@ impl NormCase {
             let Some((f16s, bf16s)) = halves else { continue };
             let mut found = vec![f16::NAN; self.y.len()];
             self.run(&backend, *act, NormOut::F16(&mut found));
-            self.check_halves(&found, f16s, expected, |x| f16::from_f32(x).to_f32(), f16::to_f32);
+            assert_f16(&self.name, &found, f16s, expected, NOISE);
             let mut found = vec![bf16::NAN; self.y.len()];
             self.run(&backend, *act, NormOut::Bf16(&mut found));
-            self.check_halves(&found, bf16s, expected, |x| bf16::from_f32(x).to_f32(), bf16::to_f32);
-        }
-    }
-
-    fn check_halves<T: Copy>(
-        &self,
-        found: &[T],
-        expected: &[f32],
-        exact: &[f32],
-        round: impl Fn(f32) -> f32,
-        widen: impl Fn(T) -> f32,
-    ) {
-        let largest: Vec<f32> =
-            exact.chunks(HEAD_DIM).map(|row| row.iter().fold(0.0, |most, x| x.abs().max(most))).collect();
-        for (index, (&found, (&expected, &exact))) in found.iter().zip(expected.iter().zip(exact)).enumerate()
-        {
-            let found = widen(found);
-            let noise = NOISE as f32 * largest[index / HEAD_DIM];
-            let near = found >= round(exact - noise) && found <= round(exact + noise);
-            assert!(
-                found == expected || near,
-                "{} 16-bit [{index}]: {found}, expected {expected}",
-                self.name
-            );
+            assert_bf16(&self.name, &found, bf16s, expected, NOISE);
         }
     }
 }

@@ -85,6 +85,10 @@ impl Golden {
         view.data().chunks_exact(4).map(|w| i32::from_le_bytes(w.try_into().unwrap())).collect()
     }
 
+    pub fn dtype(&self, tensor: &str) -> Dtype {
+        self.tensors().tensor(tensor).unwrap_or_else(|_| panic!("{}: no {tensor}", self.name)).dtype()
+    }
+
     pub fn indices(&self, tensor: &str) -> Vec<usize> {
         self.f32(tensor).into_iter().map(|index| index as usize).collect()
     }
@@ -110,10 +114,10 @@ impl Golden {
         }
     }
 
-    /// Compares a final state `[HV][128][128]` with what is stored of it.
-    pub fn assert_state(&self, state: &[f32], tolerance: f64) {
+    /// Compares a state `[HV][128][128]` with the heads that are stored of it.
+    pub fn assert_heads(&self, tensor: &str, state: &[f32], tolerance: f64) {
         const STATE: usize = HEAD_DIM * HEAD_DIM;
-        let expected = self.f32("final_state");
+        let expected = self.f32(tensor);
         let heads = if self.has("state_heads") {
             self.indices("state_heads")
         } else {
@@ -121,8 +125,14 @@ impl Golden {
         };
         for (stored, &head) in heads.iter().enumerate() {
             let (found, expected) = (&state[head * STATE..][..STATE], &expected[stored * STATE..][..STATE]);
-            assert_close(&format!("{} final_state of head {head}", self.name), found, expected, tolerance);
+            assert_close(&format!("{} {tensor} of head {head}", self.name), found, expected, tolerance);
         }
+    }
+
+    /// Compares a final state `[HV][128][128]` with what is stored of it.
+    pub fn assert_state(&self, state: &[f32], tolerance: f64) {
+        const STATE: usize = HEAD_DIM * HEAD_DIM;
+        self.assert_heads("final_state", state, tolerance);
         if !self.has("final_state_sum_k") {
             return;
         }
@@ -161,6 +171,42 @@ pub fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f64)
             "{what}[{index}] is {found:e}, expected {expected:e}: off by {:e} of the largest, {largest:e}",
             error / largest
         );
+    }
+}
+
+/// f16 as [`assert_halves`] wants it.
+#[track_caller]
+pub fn assert_f16(what: &str, found: &[f16], expected: &[f32], exact: &[f32], noise: f64) {
+    let found: Vec<f32> = found.iter().map(|x| x.to_f32()).collect();
+    assert_halves(what, &found, expected, exact, noise, |x| f16::from_f32(x).to_f32());
+}
+
+/// bf16 as [`assert_halves`] wants it.
+#[track_caller]
+pub fn assert_bf16(what: &str, found: &[bf16], expected: &[f32], exact: &[f32], noise: f64) {
+    let found: Vec<f32> = found.iter().map(|x| x.to_f32()).collect();
+    assert_halves(what, &found, expected, exact, noise, |x| bf16::from_f32(x).to_f32());
+}
+
+/// 16-bit elements, widened: equal to `expected`, except where the `exact` value is within `noise` of the largest of its row of a
+/// rounding boundary, when they may be the neighbour.
+#[track_caller]
+fn assert_halves(
+    what: &str,
+    found: &[f32],
+    expected: &[f32],
+    exact: &[f32],
+    noise: f64,
+    round: impl Fn(f32) -> f32,
+) {
+    assert!(found.len() == expected.len() && found.len() == exact.len(), "{what}");
+    for (row, exact) in exact.chunks(HEAD_DIM).enumerate() {
+        let noise = noise as f32 * exact.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        for (i, &exact) in exact.iter().enumerate() {
+            let (found, expected) = (found[row * HEAD_DIM + i], expected[row * HEAD_DIM + i]);
+            let near = found >= round(exact - noise) && found <= round(exact + noise);
+            assert!(found == expected || near, "{what} row {row}, {i}: {found}, expected {expected}");
+        }
     }
 }
 
