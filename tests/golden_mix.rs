@@ -5,12 +5,11 @@ mod common;
 
 use common::{Golden, assert_bf16, assert_close, assert_f16, files, reorder};
 use half::{bf16, f16};
-use kernels_gpu::math;
 use keyhead::Backend;
 use keyhead::cpu::{self, Workspace};
 use keyhead::gdn::{
     Carried, Conv, Floats, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, Gates, HEAD_DIM, HeadMap,
-    Heads, L2Norm, NormAct, NormOut, PerHead, StateLayout, Weights,
+    Heads, L2Norm, NormAct, NormOut, PerHead, StateLayout, Weights, a_coef,
 };
 use safetensors::Dtype;
 
@@ -108,7 +107,7 @@ impl Layer {
             z: held("z", reorder(&golden.f32("z"), &perm, HEAD_DIM)),
             conv_weight: channels("conv_weight", 4),
             dt_bias: per_head("dt_bias"),
-            a_coef: per_head("A_log").into_iter().map(|a| -math::exp(a)).collect(),
+            a_coef: per_head("A_log").into_iter().map(a_coef).collect(),
             norm_weight: golden.f32("norm_weight"),
             conv_state: match golden.has("conv_state_in") {
                 true => channels("conv_state_in", 3),
@@ -265,7 +264,7 @@ fn extreme_rows() {
         let [tokens, value] = golden.shape("gates.a")[..] else { panic!("{}", golden.name) };
         let tensor = |name: &str| golden.f32(&format!("gates.{name}"));
         let (a, b, dt_bias) = (tensor("a"), tensor("b"), tensor("dt_bias"));
-        let a_coef: Vec<f32> = tensor("A_log").into_iter().map(|a| -math::exp(a)).collect();
+        let a_coef: Vec<f32> = tensor("A_log").into_iter().map(a_coef).collect();
         let (mut gate, mut beta) = (vec![f32::NAN; tokens * value], vec![f32::NAN; tokens * value]);
         let (a, b) = (PerHead::packed(&a[..], value), PerHead::packed(&b[..], value));
         let call = Gates::new(value, tokens, a, b, &dt_bias, &a_coef, &mut gate, &mut beta);

@@ -16,4 +16,4 @@ pub use shape::{
     HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout,
 };
 pub(crate) use shape::{check_eps, check_stride, check_tokens};
-pub use steps::{CONV_HISTORY, CONV_TAPS, Conv, Gates, L2Norm, PerHead};
+pub use steps::{CONV_HISTORY, CONV_TAPS, Conv, Gates, L2Norm, PerHead, a_coef};

@@ -4,6 +4,7 @@
 use super::dtype::Floats;
 use super::shape::{HEAD_DIM, Heads, check_eps, check_len, check_spaced, check_tokens, check_value_heads};
 use crate::error::{Error, Result};
+use kernels_gpu::math::exp;
 
 /// Taps of the convolution: a token and the three before it.
 pub const CONV_TAPS: usize = 4;
@@ -96,6 +97,11 @@ impl<'a> Gates<'a> {
         check_len("beta", beta.len(), &[tokens, value_heads])?;
         Ok(Self { value_heads, tokens, a, b, dt_bias, a_coef, gate, beta })
     }
+}
+
+/// `-exp(A_log)`, with the same bits on every machine.
+pub fn a_coef(a_log: f32) -> f32 {
+    -exp(a_log)
 }
 
 /// A positive one would make the state grow instead of decay: A_log was given, or exp(A_log).

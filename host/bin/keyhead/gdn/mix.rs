@@ -3,11 +3,10 @@
 use super::output::{Done, Out, zeroed};
 use super::state::State;
 use super::{Args, Progress, contradiction};
-use kernels_gpu::math::exp;
 use keyhead::cpu::Workspace;
 use keyhead::gdn::{
     CONV_HISTORY, CONV_TAPS, Carried, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, HEAD_DIM,
-    Heads, PerHead, StateLayout, Weights,
+    Heads, PerHead, StateLayout, Weights, a_coef,
 };
 use keyhead::io::{Dim, FLOATS, File, Stored};
 use keyhead::{Backend, Error, Result};
@@ -56,7 +55,7 @@ impl<'file> Layer<'file> {
         let conv_state =
             optional("conv_state_in").map(|name| file.tensor(name, history, FLOATS)).transpose()?;
         let dt_bias = file.tensor("dt_bias", [hv], FLOATS)?;
-        let a_coef = a_coef(file, hv)?;
+        let a_coef = read_a_coef(file, hv)?;
         let norm_weight = file.tensor("norm_weight", [head], FLOATS)?;
         let state = State::find(file, hv)?;
         let act = args.act()?;
@@ -152,10 +151,10 @@ fn conv_weight(file: &File, c: Dim) -> Result<Vec<f32>> {
 }
 
 /// `-exp(A_log)`, or `ssm_a`, which is that already; both only where they agree.
-fn a_coef(file: &File, hv: Dim) -> Result<Vec<f32>> {
+fn read_a_coef(file: &File, hv: Dim) -> Result<Vec<f32>> {
     let from_log = || -> Result<Vec<f32>> {
         let a_log = file.tensor("A_log", [hv], FLOATS)?.f32()?;
-        Ok(a_log.into_iter().map(|a| -exp(a)).collect())
+        Ok(a_log.into_iter().map(a_coef).collect())
     };
     if !file.has("ssm_a") {
         if !file.has("A_log") {
