@@ -1,4 +1,5 @@
-//! The prompt path of hybrid LLMs: the Gated DeltaNet layer, on NVIDIA GPUs and on the CPU, with one set of bits.
+//! The prompt path of hybrid LLMs: the Gated DeltaNet layer and the exact block top-k of sparse attention, on NVIDIA GPUs and on the
+//! CPU, with one set of bits.
 
 pub mod backend;
 pub mod bench;

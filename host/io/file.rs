@@ -103,6 +103,11 @@ impl File {
         self.header.tensors.contains_key(name)
     }
 
+    /// The shape of the tensor of that name, as it is stored.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.header.tensors.get(name).map(|info| info.shape.as_slice())
+    }
+
     /// The text that the file holds beside its tensors.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.header.metadata
@@ -234,11 +239,21 @@ impl<'file, const N: usize> Tensor<'file, N> {
         }
     }
 
+    /// Its elements, which must be i32. The bytes may lie at any address.
+    ///
+    /// Errors: `HostMemory`, `Dtype`.
+    pub fn i32(&self) -> Result<Vec<i32>> {
+        match self.dtype {
+            Dtype::I32 => self.widen(i32::from_le_bytes),
+            other => Err(self.dtype_error(other, "I32")),
+        }
+    }
+
     fn dtype_error(&self, found: Dtype, accepted: &str) -> Error {
         Error::Dtype { tensor: self.name.clone(), found: found.to_string(), accepted: accepted.into() }
     }
 
-    fn widen<const BYTES: usize>(&self, one: impl Fn([u8; BYTES]) -> f32) -> Result<Vec<f32>> {
+    fn widen<T, const BYTES: usize>(&self, one: impl Fn([u8; BYTES]) -> T) -> Result<Vec<T>> {
         let (words, _) = self.bytes.as_chunks::<BYTES>();
         let mut wide = self.reserved(words.len())?;
         wide.extend(words.iter().map(|&word| one(word)));

@@ -16,6 +16,7 @@ pub enum Data<'a> {
     F32(&'a [f32]),
     F16(&'a [f16]),
     Bf16(&'a [bf16]),
+    I32(&'a [i32]),
 }
 
 impl Data<'_> {
@@ -24,6 +25,7 @@ impl Data<'_> {
             Data::F32(_) => Dtype::F32,
             Data::F16(_) => Dtype::F16,
             Data::Bf16(_) => Dtype::BF16,
+            Data::I32(_) => Dtype::I32,
         }
     }
 
@@ -32,6 +34,7 @@ impl Data<'_> {
             Data::F32(data) => bytemuck::cast_slice(data),
             Data::F16(data) => bytemuck::cast_slice(data),
             Data::Bf16(data) => bytemuck::cast_slice(data),
+            Data::I32(data) => bytemuck::cast_slice(data),
         }
     }
 }

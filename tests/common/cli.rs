@@ -82,6 +82,7 @@ impl Made {
             Dtype::BF16 => values.flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
             Dtype::F64 => values.flat_map(|&x| f64::from(x).to_le_bytes()).collect(),
             Dtype::I8 => values.map(|&x| x as i8 as u8).collect(),
+            Dtype::I32 => values.flat_map(|&x| (x as i32).to_le_bytes()).collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -137,7 +138,12 @@ impl Folder {
     }
 
     pub fn gdn_with(&self, options: &[&str], environment: &[(&str, &str)]) -> Ran {
-        let files = ["gdn", self.input.to_str().unwrap(), "-o", self.output.to_str().unwrap()];
+        self.run("gdn", options, environment)
+    }
+
+    /// A command that takes an input and an output; on the CPU, if the options do not say otherwise.
+    pub fn run(&self, command: &str, options: &[&str], environment: &[(&str, &str)]) -> Ran {
+        let files = [command, self.input.to_str().unwrap(), "-o", self.output.to_str().unwrap()];
         let place: &[&str] = if options.contains(&"--backend") { &[] } else { &["--backend", "cpu"] };
         keyhead(&[&files, options, place].concat(), environment)
     }

@@ -6,13 +6,14 @@ mod check;
 mod gdn;
 mod info;
 mod ptx;
+mod topk;
 
 use clap::{Parser, Subcommand};
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Gated DeltaNet on NVIDIA GPUs and on the CPU, with one set of bits.
+/// Gated DeltaNet and block top-k on NVIDIA GPUs and on the CPU, with one set of bits.
 #[derive(Parser)]
 #[command(name = "keyhead", version, arg_required_else_help = true)]
 struct Cli {
@@ -24,6 +25,7 @@ struct Cli {
 enum Command {
     Info(info::Args),
     Gdn(Box<gdn::Args>),
+    Topk(topk::Args),
     Check(check::Args),
     Bench(bench::Args),
     Ptx(ptx::Args),
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Info(args) => info::run(&args),
         Command::Gdn(args) => gdn::run(&args),
+        Command::Topk(args) => topk::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Ptx(args) => ptx::run(&args),
@@ -74,4 +77,15 @@ fn print(text: &str) -> keyhead::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// `len` times `zero`, for tensor `what`.
+fn zeroed<T: Clone>(what: &str, len: usize, zero: T) -> keyhead::Result<Vec<T>> {
+    let mut vec = Vec::new();
+    vec.try_reserve_exact(len).map_err(|_| keyhead::Error::HostMemory {
+        what: format!("`{what}`"),
+        bytes: len.saturating_mul(size_of::<T>()),
+    })?;
+    vec.resize(len, zero);
+    Ok(vec)
 }

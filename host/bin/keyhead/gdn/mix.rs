@@ -1,8 +1,9 @@
 //! The whole path, from what a layer's projections make.
 
-use super::output::{Done, Out, zeroed};
+use super::output::{Done, Out};
 use super::state::State;
 use super::{Args, Progress, contradiction};
+use crate::zeroed;
 use keyhead::cpu::Workspace;
 use keyhead::gdn::{
     CONV_HISTORY, CONV_TAPS, Carried, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, HEAD_DIM,

@@ -1,10 +1,11 @@
 //! What a run gave, and the file that it becomes.
 
 use super::{Args, OutDtype, name};
+use crate::zeroed;
 use half::{bf16, f16};
+use keyhead::Result;
 use keyhead::gdn::{CONV_HISTORY, HEAD_DIM, Heads, NormOut};
 use keyhead::io::{self, Data, Output};
-use keyhead::{Error, Result};
 
 /// What a run gave.
 pub(super) struct Done {
@@ -81,14 +82,4 @@ impl Out {
             Out::F32(out) => Data::F32(out),
         }
     }
-}
-
-pub(super) fn zeroed<T: Clone>(what: &str, len: usize, zero: T) -> Result<Vec<T>> {
-    let mut vec = Vec::new();
-    vec.try_reserve_exact(len).map_err(|_| Error::HostMemory {
-        what: format!("`{what}`"),
-        bytes: len.saturating_mul(size_of::<T>()),
-    })?;
-    vec.resize(len, zero);
-    Ok(vec)
 }

@@ -1,8 +1,9 @@
 //! The recurrence, and the out norm, from `q`, `k`, `v`, `g` and `beta`.
 
-use super::output::{Done, Out, zeroed};
+use super::output::{Done, Out};
 use super::state::State;
 use super::{Args, Progress};
+use crate::zeroed;
 use keyhead::gdn::{HEAD_DIM, Heads, NormAct, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout};
 use keyhead::io::{Dim, FLOATS, File, Tensor};
 use keyhead::{Backend, Error, Result};

@@ -1,7 +1,7 @@
 //! The recurrent state before the first token, in the forms that a file may hold it.
 
 use super::contradiction;
-use super::output::zeroed;
+use crate::zeroed;
 use keyhead::gdn::{HEAD_DIM, Heads};
 use keyhead::io::{Dim, Dtype, FLOATS, File, Tensor};
 use keyhead::{Error, Result};
