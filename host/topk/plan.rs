@@ -2,6 +2,7 @@
 
 use super::TopkShape;
 use crate::error::{Error, Result};
+use kernels_gpu::topk::sieve;
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,10 +14,6 @@ const SPLIT_REACH: usize = 2 * REGISTER_REACH;
 const CLUSTER_REACH: usize = 131_074;
 /// With more queries the card is full without clusters.
 const CLUSTER_QUERIES: usize = 16;
-/// Blocks whose chunk maxima fit on chip.
-const SIEVE_REACH: usize = 524_290;
-/// Cells whose blocks `sieve` has room for.
-const SIEVE_WIDTH: usize = 2051;
 
 /// A selection kernel. All give the same ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -198,7 +195,7 @@ fn can_run(kernel: Kernel, device: &Device, width: usize, reach: usize) -> Resul
         Kernel::Register => REGISTER_REACH,
         Kernel::Split => SPLIT_REACH,
         Kernel::Cluster => CLUSTER_REACH,
-        Kernel::Sieve => SIEVE_REACH,
+        Kernel::Sieve => sieve::REACH,
     };
     if kernel == Kernel::Cluster && device.major < 9 {
         return Err(format!(
@@ -206,8 +203,8 @@ fn can_run(kernel: Kernel, device: &Device, width: usize, reach: usize) -> Resul
             device.major, device.minor
         ));
     }
-    if kernel == Kernel::Sieve && width > SIEVE_WIDTH {
-        return Err(format!("it selects at most {SIEVE_WIDTH} cells, and {width} are asked for"));
+    if kernel == Kernel::Sieve && width > sieve::WIDTH as usize {
+        return Err(format!("it selects at most {} cells, and {width} are asked for", sieve::WIDTH));
     }
     if reach > most {
         return Err(format!("it reaches {most} blocks, and a row can have {reach}"));
