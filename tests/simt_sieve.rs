@@ -1,6 +1,6 @@
 //! The selection kernel `sieve` on the SIMT executor, against a plain sort.
 
-use ::simt::{Fault, Launch, Order};
+use ::simt::{Launch, Order};
 use kernels_gpu::mutation::{self, Mutation};
 use kernels_gpu::params::{Global, GlobalMut, TopkArgs};
 use kernels_gpu::topk::rule::{Step, key};
@@ -142,9 +142,14 @@ fn expected(scores: &[f32], step: Step) -> Vec<i32> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Entry {
     Rows,
+    /// By so many blocks a query.
+    Split(u32),
+    Maxima,
 }
 
-const ENTRIES: [Entry; 1] = [Entry::Rows];
+const ENTRIES: [Entry; 4] = [Entry::Rows, Entry::Split(5), Entry::Split(1), Entry::Maxima];
+/// What scratch holds where a kernel may find anything: the largest key.
+const GARBAGE: u32 = 0xff80_0000;
 
 /// The queries of a launch: the scores behind a row's candidates would win.
 struct Queries {
@@ -172,7 +177,7 @@ impl Queries {
         Self { steps: steps.to_vec(), stride, offset, scores }
     }
 
-    fn run(&self, entry: Entry, order: Order) -> Result<Vec<i32>, Fault> {
+    fn run(&self, entry: Entry, order: Order) -> Result<Vec<i32>, String> {
         let queries = self.steps.len();
         let cap = WIDTH as usize + 3;
         let mut room = vec![0f32; self.scores.len() + 16];
@@ -182,7 +187,8 @@ impl Queries {
         let scores = &room[start..][..self.scores.len()];
         let steps: Vec<i32> = self.steps.iter().flat_map(|step| step.words()).collect();
         let mut ids = vec![BLANK; queries * cap];
-        let mut scratch = vec![0u32; 1];
+        let reach = self.stride as u32 - 1;
+        let mut scratch = self.scratch(entry, reach);
         let args = TopkArgs {
             scores: Global::from_address(scores.as_ptr() as u64),
             steps: Global::from_address(steps.as_ptr() as u64),
@@ -191,12 +197,14 @@ impl Queries {
             stride: self.stride as u64,
             cap: cap as u64,
             queries: queries as u32,
-            reach: self.stride as u32 - 1,
+            reach,
         };
-        let (grid, kernel): (_, unsafe fn(TopkArgs)) = match entry {
-            Entry::Rows => ((queries as u32, 1), sieve::sieve_rows),
+        let (blocks, kernel): (u32, unsafe fn(TopkArgs)) = match entry {
+            Entry::Rows => (1, sieve::sieve_rows),
+            Entry::Split(parts) => (parts, sieve::sieve_split),
+            Entry::Maxima => (1, sieve::sieve_maxima),
         };
-        Launch::new((grid.0, grid.1, 1), sieve::THREADS as u32)
+        Launch::new(blocks * queries as u32, sieve::THREADS as u32)
             .order(order)
             .shared_limit(48 << 10)
             .input("scores", scores)
@@ -204,8 +212,38 @@ impl Queries {
             .output("ids", &mut ids)
             .output("scratch", &mut scratch)
             // SAFETY: the record describes the buffers, whose bounds the executor checks.
-            .run(|| unsafe { kernel(args) })?;
-        Ok(ids)
+            .run(|| unsafe { kernel(args) })
+            .map_err(|fault| fault.to_string())?;
+        let words: &[u32] = bytemuck::cast_slice(&scratch);
+        match entry {
+            Entry::Split(_) if words[..queries] != vec![0; queries] => Err("the counters are not 0".into()),
+            _ => Ok(ids),
+        }
+    }
+
+    /// What each entry wants of it, and nothing more; aligned to 16 bytes.
+    fn scratch(&self, entry: Entry, reach: u32) -> Vec<u128> {
+        let queries = self.steps.len();
+        let mut words = match entry {
+            Entry::Rows => vec![GARBAGE; 4],
+            Entry::Split(_) => vec![GARBAGE; sieve::split_scratch(queries)],
+            Entry::Maxima => vec![GARBAGE; queries * sieve::maxima_stride(reach)],
+        };
+        if let Entry::Split(_) = entry {
+            words[..queries].fill(0);
+        }
+        if entry == Entry::Maxima && !words.is_empty() {
+            let chunk = 1 << sieve::chunk_shift(reach);
+            let rows = words.chunks_mut(sieve::maxima_stride(reach)).zip(self.scores.chunks(self.stride));
+            for ((row, scores), step) in rows.zip(&self.steps) {
+                let keys = scores[..step.candidates() as usize].iter().map(|score| key(score.to_bits()));
+                let keys: Vec<u32> = keys.collect();
+                row.iter_mut()
+                    .zip(keys.chunks(chunk))
+                    .for_each(|(word, keys)| *word = *keys.iter().max().unwrap());
+            }
+        }
+        words.chunks(4).map(|quad| bytemuck::pod_read_unaligned(bytemuck::cast_slice(quad))).collect()
     }
 
     /// The first row whose `cap` words are not the expected ids and blanks.
@@ -371,6 +409,10 @@ fn mutated_kernels_are_caught() {
         (Mutation::SieveCutsEarly, Entry::Rows, close()),
         (Mutation::SieveTakesTailForWhole, Entry::Rows, rows(Pattern::Ascending, 45_001)),
         (Mutation::SieveDropsListBarrier, Entry::Rows, rows(Pattern::Normal, 45_000)),
+        (Mutation::SieveDropsListBarrier, Entry::Maxima, rows(Pattern::Normal, 45_000)),
+        (Mutation::SieveSplitTakesFirst, Entry::Split(5), rows(Pattern::Normal, 45_000)),
+        (Mutation::SieveSplitLeavesCounter, Entry::Split(5), rows(Pattern::Normal, 45_000)),
+        (Mutation::SieveMaximaLoseLast, Entry::Maxima, rows(Pattern::Ascending, 45_000)),
     ];
     for (mutation, entry, queries) in faults {
         queries.check(entry, ORDERS[0]);

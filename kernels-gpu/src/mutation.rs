@@ -72,6 +72,12 @@ pub enum Mutation {
     SieveTakesTailForWhole,
     /// `sieve` reads its list without waiting for it.
     SieveDropsListBarrier,
+    /// The first block of `sieve_split` selects, not the last one.
+    SieveSplitTakesFirst,
+    /// `sieve_split` does not put its counter back.
+    SieveSplitLeavesCounter,
+    /// `sieve_maxima` does not read the last chunk's maximum.
+    SieveMaximaLoseLast,
 }
 
 #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]

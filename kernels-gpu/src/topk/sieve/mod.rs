@@ -17,12 +17,18 @@
 //! | entry | grid | the maxima |
 //! |---|---|---|
 //! | `sieve_rows` | queries | by the block that selects |
+//! | `sieve_split` | queries x parts, for few queries | in scratch, each part by a block of its own; the last of them to come selects |
+//! | `sieve_maxima` | queries | in scratch, by [`scores`](super::scores): only the chunks that are kept are read here |
 //!
 //! Chunks begin at multiples of 32 bytes of the address, whatever the row starts at, so that each is one sector (or more) and a
 //! row is read by aligned 16-byte loads. The places of a row count from the last such boundary at or before block 0; block `b` is at place
-//! `head + b`. The first and the last chunk may be partial.
+//! `head + b`. The first and the last chunk may be partial. For `sieve_maxima` chunks begin at multiples of their size from block 0.
 //!
-//! Rows of `[queries][stride]` scores do not share a chunk: a row's places outside of its candidates are never read.
+//! Rows do not share a chunk: places outside of a row's candidates are never read.
+//!
+//! `sieve_split` between blocks: a block's maxima are written before its barrier, the barrier orders them before the fence of thread 0,
+//! which adds 1 to the query's counter. The block that finds all others counted there has its thread 0 fence, then a barrier, then reads.
+//! No block waits for another one. The last one also puts the counter back to 0, which no one else touches any more.
 
 mod narrow;
 mod row;
@@ -72,6 +78,74 @@ pub const fn chunk_shift(blocks: u32) -> u32 {
     shift
 }
 
+/// Words from one query's maxima to the next for `sieve_maxima`, where no query has more than `reach` blocks, its tail included. Word `c` of a
+/// query is the largest key of the blocks with cells from `c << chunk_shift(reach)` on; words of chunks without any are not read, nor is
+/// any where the shift is 0.
+#[inline(always)]
+pub const fn maxima_stride(reach: u32) -> usize {
+    let shift = chunk_shift(reach);
+    if shift == 0 { 0 } else { (reach.div_ceil(1 << shift) as usize).next_multiple_of(4) }
+}
+
+/// Words of scratch for `sieve_split`, 16-byte aligned. The first `queries` of them are 0 at the start, and at the end again; the others may hold
+/// anything.
+pub const fn split_scratch(queries: usize) -> usize {
+    queries.next_multiple_of(32) + queries * KEYS
+}
+
+/// Blocks of `sieve_split` for a query among `queries` with up to `reach` blocks each, on a device that holds `resident` of them at a time.
+pub const fn split_parts(queries: usize, reach: usize, resident: usize) -> usize {
+    // With a 16-byte load for each thread.
+    let most = reach.div_ceil(4 * THREADS);
+    let fair = if queries < resident { resident / queries } else { 1 };
+    if most == 0 {
+        1
+    } else if most < fair {
+        most
+    } else {
+        fair
+    }
+}
+
+/// A query of a launch. What is read of its record is read where it is needed: registers are short.
+#[derive(Clone, Copy)]
+struct Query {
+    args: TopkArgs,
+    index: usize,
+}
+
+impl Query {
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn step(self) -> Step {
+        // SAFETY: the caller's promise.
+        unsafe { Step::read(self.args.steps, self.index) }
+    }
+
+    /// Id `position` of the selection.
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn write(self, position: u32, id: u32) {
+        let ids = self.args.ids.at(self.index * self.args.cap as usize);
+        // SAFETY: the caller's promise; a position of its own for each thread.
+        unsafe { ids.at(position as usize).write(0, id as i32) };
+    }
+
+    /// The ids of a query that selects every cell, or none.
+    #[inline(always)]
+    unsafe fn write_all(self) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let step = self.step();
+            let mut cell = thread::thread_idx_x();
+            while cell < step.width.min(step.n_kv) {
+                self.write(cell, cell);
+                cell += THREADS as u32;
+            }
+        }
+    }
+}
+
 /// A key among those of places that may hold no block: 0 is none, and a block's is one more than its key, which is never `u32::MAX`.
 #[inline(always)]
 fn rank(score: f32) -> u32 {
@@ -85,32 +159,87 @@ fn rank(score: f32) -> u32 {
 /// `n_bid < stride`.
 #[kernel(threads = 512, min_blocks = 2, barriers = 5)]
 pub unsafe fn sieve_rows(args: TopkArgs) {
-    let query = thread::block_idx_x() as usize;
+    let query = thread::block_idx_x();
     // SAFETY: the caller's promise.
     unsafe {
-        let step = Step::read(args.steps, query);
-        let ids = args.ids.at(query * args.cap as usize);
-        if step.is_identity() {
-            return all_cells(step, ids);
+        let query = Query { args, index: query as usize };
+        let step = query.step();
+        if step.is_identity() || step.width == 0 {
+            return query.write_all();
         }
-        let row = Row::new(args.scores.at(query * args.stride as usize), step.candidates());
+        let row = Row::new(args.scores.at(query.index * args.stride as usize), step.candidates());
         let chip = Chip::new();
         let shift = row.chunk_shift();
         thread::sync_threads();
         if shift > 0 {
             row.maxima(shift, 0, row.quads(), |chunk, key| chip.put(0, chunk, key + 1));
         }
-        chip.select(row, step, shift, ids);
+        chip.select(query, row, shift);
     }
 }
 
-/// The ids of a query that selects every cell.
-#[inline(always)]
-unsafe fn all_cells(step: Step, ids: GlobalMut<i32>) {
-    let mut cell = thread::thread_idx_x();
-    while cell < step.width.min(step.n_kv) {
-        // SAFETY: the row has room for `width` ids; a cell of its own for each thread.
-        unsafe { ids.at(cell as usize).write(0, cell as i32) };
-        cell += THREADS as u32;
+/// Selects for each query by `grid / queries` blocks. Scratch as [`split_scratch`] says.
+///
+/// # Safety
+/// As [`sieve_rows`].
+#[kernel(threads = 512, min_blocks = 1, barriers = 7)]
+pub unsafe fn sieve_split(args: TopkArgs) {
+    let parts = thread::grid_dim_x() / args.queries;
+    let (query, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
+    // SAFETY: the caller's promise; the argument above for scratch.
+    unsafe {
+        let query = Query { args, index: query as usize };
+        let step = query.step();
+        let row = Row::new(args.scores.at(query.index * args.stride as usize), step.candidates());
+        let shift = row.chunk_shift();
+        // One block does what is not shared.
+        if part > 0 && (step.is_identity() || step.width == 0 || shift == 0) {
+            return;
+        }
+        if step.is_identity() || step.width == 0 {
+            return query.write_all();
+        }
+        let chip = Chip::new();
+        thread::sync_threads();
+        if shift > 0 {
+            let queries = args.queries as usize;
+            let maxima = args.scratch.at(queries.next_multiple_of(32) + query.index * KEYS);
+            let share = row.quads().div_ceil(parts).next_multiple_of(32);
+            let first = part * share;
+            row.maxima(shift, first, row.quads().min(first + share), |chunk, key| {
+                maxima.at(chunk as usize).write(0, key);
+            });
+            if !chip.is_last(args.scratch.at(query.index), parts) {
+                return;
+            }
+            chip.put_maxima(maxima, row.chunks(shift));
+        }
+        chip.select(query, row, shift);
+    }
+}
+
+/// Selects for one query a block, with the maxima of each row in scratch: see [`maxima_stride`].
+///
+/// # Safety
+/// As [`sieve_rows`]; scratch is 16-byte aligned.
+#[kernel(threads = 512, min_blocks = 2, barriers = 5)]
+pub unsafe fn sieve_maxima(args: TopkArgs) {
+    let query = thread::block_idx_x();
+    // SAFETY: the caller's promise.
+    unsafe {
+        let query = Query { args, index: query as usize };
+        let step = query.step();
+        if step.is_identity() || step.width == 0 {
+            return query.write_all();
+        }
+        let row = Row::from_block_0(args.scores.at(query.index * args.stride as usize), step.candidates());
+        let chip = Chip::new();
+        thread::sync_threads();
+        let mut shift = row.chunk_shift();
+        if shift > 0 {
+            shift = chunk_shift(args.reach);
+            chip.put_maxima(args.scratch.at(query.index * maxima_stride(args.reach)), row.chunks(shift));
+        }
+        chip.select(query, row, shift);
     }
 }

@@ -19,7 +19,7 @@
 //! * `slots`: written before C, read behind C; A and B lie before the next write.
 //! * `list`, two lists: one is written between C and D while the other is read; read behind D. They change places behind D.
 
-use super::{KEPT, KEYS, Row, SECTOR, THREADS, most_blocks, rank};
+use super::{KEPT, KEYS, Query, Row, SECTOR, THREADS, most_blocks, rank};
 use crate::mutation::{self, Mutation};
 use crate::topk::rule::{BLOCK_CELLS, Step};
 use cuda_std::prelude::*;
@@ -54,6 +54,22 @@ struct Goal {
     lacking: u32,
     /// Nodes that may be kept beyond the goal.
     spare: u32,
+}
+
+impl Goal {
+    #[inline(always)]
+    fn cells(step: Step) -> Self {
+        let tail_cells = step.tail_cells();
+        let is_whole = tail_cells == 0 || mutation::is(Mutation::SieveTakesTailForWhole);
+        let lacking = if is_whole { 0 } else { BLOCK_CELLS - tail_cells };
+        Self { cells: step.width, unit: BLOCK_CELLS.ilog2(), lacking, spare: 0 }
+    }
+
+    #[inline(always)]
+    fn chunks(step: Step) -> Self {
+        let most = most_blocks(step.width) - u32::from(mutation::is(Mutation::SieveKeepsOneChunkLess));
+        Self { cells: most, unit: 0, lacking: 0, spare: (KEPT as u32).saturating_sub(most) }
+    }
 }
 
 /// Where a round cuts: nodes whose rank without its low `bits` is larger than `prefix` are kept, and of those where it is equal the first
@@ -122,18 +138,62 @@ impl Chip {
         unsafe { atomic::shared_fetch_add(self.digits.at(digits * DIGITS + digit as usize), 0, 1) };
     }
 
+    /// Puts the keys of `chunks` chunks from memory.
+    #[inline(always)]
+    pub unsafe fn put_maxima(self, maxima: GlobalMut<u32>, chunks: u32) {
+        const LOADS: usize = KEYS.div_ceil(4 * THREADS);
+        let first = 4 * thread::thread_idx_x();
+        let mut loaded = [U32x4([0; 4]); LOADS];
+        let chunks = chunks - u32::from(mutation::is(Mutation::SieveMaximaLoseLast));
+        // SAFETY: the caller's promise about the maxima; the race argument above.
+        unsafe {
+            for i in 0..LOADS {
+                let chunk = first + (4 * i * THREADS) as u32;
+                if chunk < chunks {
+                    loaded[i] = maxima.at(chunk as usize).read_as(0);
+                }
+            }
+            for i in 0..LOADS {
+                for j in 0..4 {
+                    let chunk = first + (4 * i * THREADS + j) as u32;
+                    if chunk < chunks {
+                        self.put(0, chunk, loaded[i].0[j] + 1);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether this is the last block of `parts` that comes here. What they wrote before can be read then.
+    #[inline(always)]
+    pub unsafe fn is_last(self, counter: GlobalMut<u32>, parts: u32) -> bool {
+        // SAFETY: the argument in the module's head; nobody else uses the slots before the threshold's barriers.
+        unsafe {
+            thread::sync_threads();
+            if thread::thread_idx_x() == 0 {
+                fence::device_fence();
+                let counted = atomic::global_fetch_add(counter, 0, 1);
+                let mut is_last = counted + 1 == parts;
+                if is_last {
+                    if !mutation::is(Mutation::SieveSplitLeavesCounter) {
+                        counter.at(0).write(0, 0);
+                    }
+                    fence::device_fence();
+                }
+                if mutation::is(Mutation::SieveSplitTakesFirst) {
+                    is_last = counted == 0;
+                }
+                self.slots.write(0, u32::from(is_last));
+            }
+            thread::sync_threads();
+            self.slots.at(0).read(0) == 1
+        }
+    }
+
     /// Writes the ids of a query that does not select every cell. The keys of chunks of `1 << shift` blocks are put; with `shift` 0 none
     /// are, and the blocks' keys are read here. All threads of the block call it.
     #[inline(always)]
-    pub unsafe fn select(self, row: Row, step: Step, shift: u32, ids: GlobalMut<i32>) {
-        let tail_cells = step.tail_cells();
-        let is_whole = tail_cells == 0 || mutation::is(Mutation::SieveTakesTailForWhole);
-        let lacking = if is_whole { 0 } else { BLOCK_CELLS - tail_cells };
-        let blocks = Goal { cells: step.width, unit: BLOCK_CELLS.ilog2(), lacking, spare: 0 };
-        let most = most_blocks(step.width) - u32::from(mutation::is(Mutation::SieveKeepsOneChunkLess));
-        let chunks = Goal { cells: most, unit: 0, lacking: 0, spare: (KEPT as u32).saturating_sub(most) };
-        let tail = if tail_cells == 0 { u32::MAX } else { row.end - 1 };
-
+    pub unsafe fn select(self, query: Query, row: Row, shift: u32) {
         let (mut digits, mut list) = (0, 0);
         let mut shift = shift;
         // Element e is child e of node 0: as if a list were made of the row.
@@ -143,15 +203,18 @@ impl Chip {
         // SAFETY: the caller's promise; the race argument above.
         unsafe {
             loop {
+                let step = query.step();
                 if places > 0 {
+                    let has_tail = shift == 0 && step.tail_cells() > 0;
+                    let tail = if has_tail { row.end - 1 } else { u32::MAX };
                     self.gather(row, tail, list, fan + shift, shift, places, digits);
                 }
-                let goal = if shift == 0 { blocks } else { chunks };
+                let goal = if shift == 0 { Goal::cells(step) } else { Goal::chunks(step) };
                 let threshold = self.threshold(elements, goal, &mut digits);
                 self.keep(elements, threshold, list, fan);
                 list ^= 1;
                 if shift == 0 {
-                    return self.emit(step.width, row.head, list, threshold, ids);
+                    return self.emit(query, row.head, list, threshold);
                 }
                 let kept = goal.cells - threshold.budget + threshold.ties;
                 places = kept << shift;
@@ -180,6 +243,8 @@ impl Chip {
             let node = self.list.at(list * KEPT + (index >> whole) as usize).read(0);
             (node << whole) + (index & ((1 << whole) - 1))
         };
+        // Blocks of a part; parts that are no blocks are of one size.
+        let part = 1 << shift;
         let mut first = thread::thread_idx_x();
         while first - thread::thread_idx_x() < places {
             let mut scores = [f32::NAN; BATCH];
@@ -193,23 +258,19 @@ impl Chip {
                 }
                 for i in 0..BATCH {
                     let index = hint::opaque(first) + (i * THREADS) as u32;
-                    if shift == 0 {
-                        if index < places {
-                            let place = place_of(index);
-                            let rank = if row.has(place) { rank(scores[i]) } else { 0 };
-                            self.put(digits, index, rank);
-                            if place == tail {
-                                self.found.at(TAIL).write(0, rank);
-                            }
-                        }
-                    } else {
-                        let mut top = scores[i];
+                    let mut top = scores[i];
+                    if shift > 0 {
                         for level in 0..SECTOR {
                             top = top.max(warp::warp_shuffle_xor(FULL, top, 1 << level));
                         }
-                        if index % (1 << SECTOR) == 0 && index < places {
-                            let rank = if place_of(index) < row.end { rank(top) } else { 0 };
-                            self.put(digits, index >> SECTOR, rank);
+                    }
+                    if index & (part - 1) == 0 && index < places {
+                        let place = place_of(index);
+                        let is_there = place + part > row.head && place < row.end;
+                        let rank = if is_there { rank(top) } else { 0 };
+                        self.put(digits, index >> shift, rank);
+                        if place == tail {
+                            self.found.at(TAIL).write(0, rank);
                         }
                     }
                 }
@@ -388,18 +449,18 @@ impl Chip {
 
     /// Writes the ids of the blocks at the places in `list`, of which the last tie gives only what is left of the budget.
     #[inline(always)]
-    unsafe fn emit(self, width: u32, head: u32, list: usize, threshold: Threshold, ids: GlobalMut<i32>) {
+    unsafe fn emit(self, query: Query, head: u32, list: usize, threshold: Threshold) {
         // A tail that is cut, or has not all cells, is the last block: nothing moves up behind it.
         let cut = (BLOCK_CELLS * threshold.ties).saturating_sub(threshold.budget);
         let mut index = thread::thread_idx_x();
         // SAFETY: the caller's promise about the ids; the race argument above.
         unsafe {
             let behind_cut = BLOCK_CELLS * (self.found.at(CUT).read(0) + 1) - cut;
+            let width = query.step().width;
             while index < width {
                 let cell = if index < behind_cut { index } else { index + cut };
                 let place = self.list.at(list * KEPT + (cell / BLOCK_CELLS) as usize).read(0);
-                let id = BLOCK_CELLS * (place - head) + cell % BLOCK_CELLS;
-                ids.at(index as usize).write(0, id as i32);
+                query.write(index, BLOCK_CELLS * (place - head) + cell % BLOCK_CELLS);
                 index += THREADS as u32;
             }
         }

@@ -4,7 +4,7 @@ use super::{KEYS, LARGEST, SECTOR, THREADS, chunk_shift, rank};
 use cuda_std::prelude::*;
 
 /// 16-byte loads that a thread has on their way.
-const AHEAD: usize = 6;
+const AHEAD: usize = 4;
 
 /// One query's scores.
 #[derive(Clone, Copy)]
@@ -22,6 +22,12 @@ impl Row {
     pub fn new(scores: Global<f32>, candidates: u32) -> Self {
         let head = scores.address() as u32 / 4 % (1 << SECTOR);
         Self { scores, head, end: head + candidates }
+    }
+
+    /// With chunks that begin at block 0, which aligned loads cannot read.
+    #[inline(always)]
+    pub fn from_block_0(scores: Global<f32>, candidates: u32) -> Self {
+        Self { scores, head: 0, end: candidates }
     }
 
     #[inline(always)]
@@ -84,18 +90,15 @@ impl Row {
             // SAFETY: the caller's promise about the row.
             if quad < last { unsafe { self.quad(quad) } } else { [f32::NAN; 4] }
         };
-        let mut quad = first + thread::thread_idx_x();
-        let mut base = first;
+        // The first steps only load, the last ones have nothing left to load.
+        let mut base = first as i32 - (AHEAD * THREADS) as i32;
         let mut ahead = [[0.0; 4]; AHEAD];
-        for i in 0..AHEAD {
-            ahead[i] = load(quad + (i * THREADS) as u32);
-        }
-        while base < last {
+        while base < last as i32 {
             for i in 0..AHEAD {
-                // The last steps have nothing left.
-                if base < last {
-                    let [a, b, c, d] = ahead[i];
-                    ahead[i] = load(quad + (AHEAD * THREADS) as u32);
+                let [a, b, c, d] = ahead[i];
+                let quad = (base + thread::thread_idx_x() as i32) as u32;
+                ahead[i] = load(quad.wrapping_add((AHEAD * THREADS) as u32));
+                if (first as i32..last as i32).contains(&base) {
                     // A maximum of floats takes a number before a NaN, so its key is the largest key.
                     let mut top = a.max(b).max(c.max(d));
                     let mut distance = 1;
@@ -107,8 +110,7 @@ impl Row {
                         sink(quad / lanes, rank(top) - 1);
                     }
                 }
-                quad += THREADS as u32;
-                base += THREADS as u32;
+                base += THREADS as i32;
             }
         }
     }
