@@ -3,7 +3,10 @@
 use crate::error::{Error, Result};
 use crate::gdn::Variant;
 use kernels_gpu::gdn::{conv, out_norm};
-use kernels_gpu::params::{Field, HeadsNormArgs, OutNormArgs, PrepareArgs, RecurrenceArgs};
+use kernels_gpu::params::{
+    Field, HeadsNormArgs, OutNormArgs, PrepareArgs, RecurrenceArgs, ScoresArgs, TopkArgs,
+};
+use kernels_gpu::topk::{histogram, original, scores, sieve};
 use serde::Serialize;
 
 /// A PTX module, built for one feature level.
@@ -98,6 +101,15 @@ fn launch(entry: &str) -> Option<Launch> {
             what,
         })
     };
+    let topk = |threads, grid, what| {
+        Some(Launch {
+            block: [threads as u32, 1, 1],
+            grid,
+            record: "TopkArgs",
+            fields: TopkArgs::FIELDS,
+            what,
+        })
+    };
     match entry {
         "heads" => recurrence(
             Variant::Heads,
@@ -146,6 +158,39 @@ fn launch(entry: &str) -> Option<Launch> {
             "q and k rows of h to length 1, in place; h 16-byte aligned",
         ),
         "gates" => prepare("[ceil(tokens / 16), 1, 1]", "the log of the decay, and beta"),
+        "original" => topk(
+            original::THREADS,
+            "[queries, 1, 1]",
+            "the block top-k, rows of any length; as the reference engine had it first",
+        ),
+        "register" => topk(
+            histogram::THREADS,
+            "[queries, 1, 1]",
+            "the block top-k, rows of at most 33792 blocks: the keys are read once",
+        ),
+        "wide" => topk(histogram::THREADS, "[queries, 1, 1]", "the block top-k, rows of any length"),
+        "split_halves" => topk(
+            histogram::THREADS,
+            "[2 * queries, 1, 1]",
+            "the block top-k, rows of at most 67584 blocks, first launch; scratch: queries * 2 * (2 * (cap / 4 + 2) + 1) words",
+        ),
+        "split_merge" => topk(
+            histogram::THREADS,
+            "[queries, 1, 1]",
+            "the block top-k, rows of at most 67584 blocks, second launch, with the arguments of split_halves",
+        ),
+        "sieve_rows" => topk(
+            sieve::THREADS,
+            "[queries, 1, 1]",
+            "the block top-k, rows of at most 1179520 blocks, widths of at most 2301: one read of the scores, and of the chunks that matter",
+        ),
+        "scores" => Some(Launch {
+            block: [scores::THREADS as u32, 1, 1],
+            grid: "[ceil(queries / 8) * ceil(reach / 64), 1, 1]",
+            record: "ScoresArgs",
+            fields: ScoresArgs::FIELDS,
+            what: "the block scores; pooled, tail and q_idx 16-byte aligned",
+        }),
         "out_norm" | "out_norm_before" => Some(Launch {
             block: [out_norm::THREADS as u32, 1, 1],
             grid: "[tokens, ceil(value_heads / 8), 1]",

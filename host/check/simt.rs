@@ -1,5 +1,9 @@
 //! The kernels' source on the SIMT executor, launched as on a device: by the same argument records and grids.
 
+mod topk;
+
+pub use topk::{scores, topk};
+
 use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows};
 use crate::gdn::{Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::out_norm as norm;

@@ -3,8 +3,12 @@
 use super::data::Random;
 use super::{Report, same_bits};
 use crate::cpu::{self, Isa};
+use crate::error::{Error, Result};
 use crate::topk::{BLOCK_CELLS, Step, Topk, TopkShape};
+use kernels_gpu::topk::rule::TAIL_BONUS;
 use std::cmp::Ordering;
+use std::fmt;
+use std::str::FromStr;
 
 /// What the scores are like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +21,12 @@ pub enum Pattern {
     Zeros,
     /// All between 1 and 1.001.
     Narrow,
+    /// 15 of 100 are NaN, of either sign.
+    SomeNan,
+    /// A third is infinite, of either sign.
+    Infinities,
+    /// Denormals of either sign, and zeros.
+    Denormals,
     /// NaNs, infinities, zeros, denormals and numbers.
     Mix,
     /// Any 32 bits.
@@ -24,21 +34,50 @@ pub enum Pattern {
     Nan,
     Ascending,
     Descending,
+    /// 600 of the first 4800 blocks have the largest scores, one in each stretch of 8.
+    OnePerChunk,
+    /// 600 blocks side by side have the largest scores.
+    OneRun,
 }
 
 impl Pattern {
-    pub const ALL: [Pattern; 10] = [
+    pub const ALL: [Pattern; 15] = [
         Pattern::Normal,
         Pattern::Levels,
         Pattern::Equal,
         Pattern::Zeros,
         Pattern::Narrow,
+        Pattern::SomeNan,
+        Pattern::Infinities,
+        Pattern::Denormals,
         Pattern::Mix,
         Pattern::Bits,
         Pattern::Nan,
         Pattern::Ascending,
         Pattern::Descending,
+        Pattern::OnePerChunk,
+        Pattern::OneRun,
     ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Pattern::Normal => "normal",
+            Pattern::Levels => "levels",
+            Pattern::Equal => "equal",
+            Pattern::Zeros => "zeros",
+            Pattern::Narrow => "narrow",
+            Pattern::SomeNan => "some-nan",
+            Pattern::Infinities => "infinities",
+            Pattern::Denormals => "denormals",
+            Pattern::Mix => "mix",
+            Pattern::Bits => "bits",
+            Pattern::Nan => "nan",
+            Pattern::Ascending => "ascending",
+            Pattern::Descending => "descending",
+            Pattern::OnePerChunk => "one-per-chunk",
+            Pattern::OneRun => "one-run",
+        }
+    }
 
     fn score(self, random: &mut Random, block: usize) -> f32 {
         let sign = |random: &mut Random, x: f32| if random.next() & 1 == 1 { -x } else { x };
@@ -49,6 +88,12 @@ impl Pattern {
             Pattern::Zeros if random.next() % 5 < 4 => sign(random, 0.0),
             Pattern::Zeros => random.normal(),
             Pattern::Narrow => 1.0 + 0.001 * random.uniform(),
+            Pattern::SomeNan if random.next() % 100 < 15 => {
+                f32::from_bits(0x7f80_0001 | random.next() as u32)
+            }
+            Pattern::Infinities if random.next() % 3 == 0 => sign(random, f32::INFINITY),
+            Pattern::SomeNan | Pattern::Infinities => random.normal(),
+            Pattern::Denormals => f32::from_bits(random.next() as u32 & 0x8000_1fff),
             Pattern::Mix => match random.next() % 100 {
                 0..15 => f32::from_bits(0x7f80_0001 | random.next() as u32),
                 15..25 => sign(random, f32::INFINITY),
@@ -60,7 +105,27 @@ impl Pattern {
             Pattern::Nan => f32::from_bits(0x7f80_0001 | random.next() as u32),
             Pattern::Ascending => block as f32,
             Pattern::Descending => -(block as f32),
+            Pattern::OnePerChunk if block < 4800 && block % 8 == 3 => random.normal() + 100.0,
+            Pattern::OneRun if (777..1377).contains(&block) => random.normal() + 100.0,
+            Pattern::OnePerChunk | Pattern::OneRun => random.normal(),
         }
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Pattern {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Pattern::ALL.into_iter().find(|pattern| pattern.name() == name).ok_or_else(|| {
+            let names = Pattern::ALL.map(Pattern::name).join(", ");
+            Error::argument("contents", format!("`{name}`"), names)
+        })
     }
 }
 
@@ -82,17 +147,39 @@ impl Selection {
     /// # Panics
     /// For a shape that [`TopkShape::new`] refuses.
     pub fn new(pattern: Pattern, n_kv: &[i32], width: usize, spare: usize, seed: u64) -> Selection {
-        let steps = || n_kv.iter().map(|&n_kv| Step::new(n_kv as u32, width as u32));
-        let stride = steps().map(|step| step.candidates() as usize).max().unwrap_or(0) + spare;
-        let shape = TopkShape::new(n_kv.len(), stride, width, width + spare).expect("a valid shape");
+        let most = n_kv.iter().map(|&n_kv| Step::new(n_kv as u32, width as u32).candidates()).max();
+        let mut selection = Self::with_stride(pattern, n_kv, width, most.unwrap_or(0) as usize + spare, seed);
+        selection.shape = TopkShape::new(n_kv.len(), selection.shape.stride(), width, width + spare)
+            .expect("a valid shape");
+        selection
+    }
+
+    /// Rows of `stride` scores and `width + 5` ids. A tail of a `Normal` or `Levels` row is above all others, as the block scores
+    /// have it.
+    ///
+    /// # Panics
+    /// As [`new`](Self::new), and when a row is too short for its query's cells.
+    pub fn with_stride(pattern: Pattern, n_kv: &[i32], width: usize, stride: usize, seed: u64) -> Selection {
+        let shape = TopkShape::new(n_kv.len(), stride, width, width + 5).expect("a valid shape");
         let mut random = Random(seed);
         let mut scores = vec![f32::INFINITY; n_kv.len() * stride];
-        for (query, step) in steps().enumerate() {
-            for block in 0..step.candidates() as usize {
-                scores[query * stride + block] = pattern.score(&mut random, block);
+        for (query, &n_kv) in n_kv.iter().enumerate() {
+            let step = Step::new(n_kv as u32, width as u32);
+            let row = &mut scores[query * stride..][..step.candidates() as usize];
+            for (block, score) in row.iter_mut().enumerate() {
+                *score = pattern.score(&mut random, block);
+            }
+            if matches!(pattern, Pattern::Normal | Pattern::Levels) && step.tail_cells() > 0 {
+                row[step.n_bid as usize] += TAIL_BONUS;
             }
         }
         Selection { shape, scores, n_kv: n_kv.to_vec() }
+    }
+
+    /// The step records, as the kernels read them.
+    pub fn records(&self) -> Vec<i32> {
+        let words = |&n_kv: &i32| Step::new(n_kv as u32, self.shape.width() as u32).words();
+        self.n_kv.iter().flat_map(words).collect()
     }
 
     /// Ids that nobody has written.

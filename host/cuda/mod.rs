@@ -11,7 +11,9 @@
 //! | module, function | [`Module`], [`Kernel`] |
 //! | stream, event, graph | [`Stream`], [`Event`], [`Graph`] |
 //! | device memory | [`DeviceBuffer`] |
+//! | keyhead's module, loaded once for all of its kernels | [`Kernels`] |
 //! | keyhead's GDN kernels, on raw device addresses | [`Gdn`] |
+//! | keyhead's block top-k kernels, on raw device addresses | [`Topk`] |
 //!
 //! Conventions:
 //! * Sizes are in bytes unless the name says elements, times in milliseconds, clocks in kHz.
@@ -56,10 +58,12 @@ mod driver;
 mod facts;
 mod gdn;
 mod kernel;
+mod kernels;
 mod module;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod topk;
 
 pub use buffer::DeviceBuffer;
 pub use device::{Current, Device};
@@ -70,5 +74,8 @@ pub use gdn::{
     Gdn, PrepareStep, Workspace,
 };
 pub use kernel::Kernel;
+pub use kernels::Kernels;
 pub use module::Module;
 pub use stream::{Event, Graph, Stream};
+pub use topk::{DeviceScores, DeviceTopk, Topk, TopkWorkspace};
+pub(crate) use topk::{Launch, launches, scratch_len};

@@ -78,6 +78,26 @@ pub enum Mutation {
     SieveSplitLeavesCounter,
     /// `sieve_maxima` does not read the last chunk's maximum.
     SieveMaximaLoseLast,
+    /// The block top-k reads the folded histogram without waiting for it.
+    HistogramDropsFoldBarrier,
+    /// The block top-k counts the tail as a whole block.
+    SelectCountsTailWhole,
+    /// The block top-k places its output without waiting for the other warps' totals.
+    SelectDropsTotalsBarrier,
+    /// The block top-k gives all tied blocks of a row of 32 the first one's place.
+    SelectLosesTies,
+    /// `original` counts the tail as a whole block.
+    OriginalCountsTailWhole,
+    /// `original` reads the search's result without waiting for thread 0.
+    OriginalDropsSearchBarrier,
+    /// `split` leaves out the block of a half that is cut.
+    SplitRoundsTiesDown,
+    /// `split` counts the second half's blocks from the first half's start.
+    SplitForgetsHalf,
+    /// `scores` reads the staged keys without waiting for them.
+    ScoresDropsTileBarrier,
+    /// `scores` adds the tail's bonus to a tail of no cells, too.
+    ScoresAlwaysAddsBonus,
 }
 
 #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]

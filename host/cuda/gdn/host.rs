@@ -26,7 +26,7 @@ impl Gdn {
         let gate = upload("gate", inputs.gate)?;
         let beta = upload("beta", inputs.beta)?;
         let device_state = upload("state", state)?;
-        let device_y = DeviceBuffer::<f32>::alloc(&self.inner.device, "y", y.len())?;
+        let device_y = DeviceBuffer::<f32>::alloc(self.device(), "y", y.len())?;
         let mut new_state = host_vec(state.len(), "the new state")?;
 
         let packed = |buffer: &DeviceBuffer<f32>, heads: usize| DeviceRows {
@@ -91,7 +91,7 @@ impl Gdn {
         variant: Option<Variant>,
     ) -> Result<ForwardPlan> {
         let gdn::Forward { heads, tokens, inputs, weights, options, carried, mut outputs } = call;
-        let device = &self.inner.device;
+        let device = self.device();
         if tokens == 0 {
             let plan = self.plan(&Request { heads, variant, aligned: true })?;
             return Ok(ForwardPlan::new(heads, plan));

@@ -14,10 +14,9 @@ pub use recurrence::{DeviceRecurrence, DeviceRows};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{Device, Kernel, Module};
+use super::{Device, Kernel, Kernels};
 use crate::error::{Error, Result};
 use crate::gdn::{self, Plan, Request, Switches, Variant};
-use crate::ptx;
 
 /// The GDN kernels, loaded on one device. Clones share them; use from any thread.
 #[derive(Clone, Debug)]
@@ -27,47 +26,33 @@ pub struct Gdn {
 
 #[derive(Debug)]
 struct Inner {
-    device: Device,
-    module: Module,
+    kernels: Kernels,
     switches: Switches,
-    kernels: Mutex<HashMap<String, Kernel>>,
     plans: Mutex<HashMap<Request, Plan>>,
 }
 
 impl Gdn {
     /// Loads the module for the device's compute capability. Reads the switches in the environment, once.
     ///
-    /// Errors: `DriverTooOld`, `Jit`, or the driver's own.
+    /// Errors: those of [`Kernels::load`].
     pub fn new(device: &Device) -> Result<Gdn> {
-        let facts = device.facts();
-        let ptx = ptx::Module::for_compute_capability(facts.major, facts.minor).ok_or_else(|| {
-            Error::ComputeCapability { device: facts.name.clone(), major: facts.major, minor: facts.minor }
-        })?;
-        let module = Module::load(device, ptx.name, ptx.text)?;
-        let switches = Switches::from_env();
-        let inner = Inner {
-            device: device.clone(),
-            module,
-            switches,
-            kernels: Mutex::default(),
-            plans: Mutex::default(),
-        };
-        Ok(Gdn { inner: Arc::new(inner) })
+        Ok(Gdn::with(&Kernels::load(device)?))
+    }
+
+    /// The same of a module that is loaded already.
+    pub fn with(kernels: &Kernels) -> Gdn {
+        let inner =
+            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Mutex::default() };
+        Gdn { inner: Arc::new(inner) }
     }
 
     pub fn device(&self) -> &Device {
-        &self.inner.device
+        self.inner.kernels.device()
     }
 
-    /// The kernel of an entry, looked up once.
+    /// The kernel of an entry.
     pub(crate) fn kernel(&self, entry: &str) -> Result<Kernel> {
-        let mut kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = kernels.get(entry) {
-            return Ok(kernel.clone());
-        }
-        let kernel = self.inner.module.kernel(entry)?;
-        kernels.insert(entry.into(), kernel.clone());
-        Ok(kernel)
+        self.inner.kernels.get(entry)
     }
 
     /// Which variant runs, and why; asked once per device and request, then remembered.
@@ -77,7 +62,7 @@ impl Gdn {
         if let Some(plan) = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner).get(request) {
             return Ok(plan.clone());
         }
-        let facts = self.inner.device.facts();
+        let facts = self.device().facts();
         let has_entry = request.heads.per_key() <= gdn::MAX_KEYHEAD_VPK && facts.major >= 8;
         let keyhead_blocks_per_sm = if has_entry {
             let threads = Variant::Keyhead.block().iter().product();

@@ -1,0 +1,83 @@
+//! The block top-k's kernels on the executor.
+
+use crate::cuda::{self, DeviceScores, DeviceTopk};
+use crate::topk::{Kernel, Scores, Step, Topk};
+use kernels_gpu::params::TopkArgs;
+use kernels_gpu::topk::{original, register, sieve, split, wide};
+use simt::{Fault, Launch, Order, Stats};
+
+/// What the scratch holds before a launch.
+const GARBAGE: u32 = 0xa5a5_a5a5;
+
+/// Runs a selection kernel, on scratch that is full of garbage.
+///
+/// # Panics
+/// When the kernel has no source here.
+pub fn topk(kernel: Kernel, order: Order, call: Topk<'_>) -> Result<(), Fault> {
+    let reach = call.reach();
+    let Topk { shape, scores, steps, ids } = call;
+    let steps: Vec<i32> = steps.into_iter().flat_map(Step::words).collect();
+    let mut scratch = vec![GARBAGE; cuda::scratch_len(kernel, shape)];
+    let device_call = DeviceTopk {
+        shape,
+        scores: scores.as_ptr() as u64,
+        steps: steps.as_ptr() as u64,
+        ids: ids.as_mut_ptr() as u64,
+        active: None,
+    };
+    let args = device_call.args(reach, scratch.as_mut_ptr() as u64);
+    let launches = cuda::launches(kernel, shape.queries()).expect("a kernel of this version");
+    for cuda::Launch { entry, blocks, threads } in launches {
+        let kernel = selection(entry);
+        Launch::new(blocks, threads)
+            .order(order)
+            .input("scores", scores)
+            .input("steps", &steps)
+            .output("ids", ids)
+            .output("scratch", &mut scratch)
+            // SAFETY: the record describes the buffers, whose bounds the executor checks.
+            .run(|| unsafe { kernel(args) })?;
+    }
+    Ok(())
+}
+
+fn selection(entry: &str) -> unsafe fn(TopkArgs) {
+    match entry {
+        "original" => original::original,
+        "register" => register::register,
+        "wide" => wide::wide,
+        "sieve_rows" => sieve::sieve_rows,
+        "split_halves" => split::split_halves,
+        "split_merge" => split::split_merge,
+        _ => panic!("`{entry}` has no source here"),
+    }
+}
+
+/// Runs `scores`.
+pub fn scores(order: Order, call: Scores<'_>) -> Result<Stats, Fault> {
+    let (reach, tail_per_query) = (call.reach(), call.tail_stride() > 0);
+    let Scores { stride, pooled, q_idx, tail, steps, scores } = call;
+    let queries = steps.len();
+    let steps: Vec<i32> = steps.into_iter().flat_map(Step::words).collect();
+    let device_call = DeviceScores {
+        queries,
+        pooled: pooled.as_ptr() as u64,
+        tail: tail.as_ptr() as u64,
+        tail_per_query,
+        q_idx: q_idx.as_ptr() as u64,
+        steps: steps.as_ptr() as u64,
+        scores: scores.as_mut_ptr() as u64,
+        stride,
+        reach,
+    };
+    let args = device_call.args();
+    Launch::new(device_call.blocks() as u32, kernels_gpu::topk::scores::THREADS as u32)
+        .order(order)
+        .input("pooled", pooled)
+        .input("q_idx", q_idx)
+        .input("tail", tail)
+        .input("steps", &steps)
+        .output("scores", scores)
+        // SAFETY: the record describes the buffers, whose bounds the executor checks.
+        .run(|| unsafe { kernels_gpu::topk::scores::scores(args) })
+}

@@ -1,0 +1,269 @@
+//! The block top-k kernels of one device, on raw device addresses: the block scores, and the selection.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kernels_gpu::params::{Global, GlobalMut, ScoresArgs, TopkArgs};
+use kernels_gpu::topk::{histogram, original, scores, sieve, split};
+
+use super::gdn::check_address;
+use super::{Device, DeviceBuffer, Kernels, Stream};
+use crate::error::{Error, Result};
+use crate::topk::{self, INDEX_DIM, Kernel, Plan, Request, Switches, TopkShape};
+
+/// A selection on device memory.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceTopk {
+    pub shape: TopkShape,
+    /// `[queries][stride]` f32, read only.
+    pub scores: u64,
+    /// `[queries][4]` i32: pos, n_kv, n_bid, width, as [`Step`](crate::topk::Step) has them; `n_bid < stride`, and `width` is at most the
+    /// shape's. Read when the kernel runs.
+    pub steps: u64,
+    /// `[queries][cap]` i32; of each row the first `width` are written.
+    pub ids: u64,
+    /// The largest `n_bid + 1` of the call, where the caller knows it; `None` for a call that becomes part of a graph.
+    pub active: Option<usize>,
+}
+
+/// Block scores on device memory. All addresses but that of `scores` and `steps` are multiples of 16.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceScores {
+    pub queries: usize,
+    /// `[blocks][128]` f32, with the complete blocks of every query.
+    pub pooled: u64,
+    /// `[128]` f32, or `[queries][128]`.
+    pub tail: u64,
+    /// Whether each query has a tail key of its own.
+    pub tail_per_query: bool,
+    /// `[queries][4][128]` f32.
+    pub q_idx: u64,
+    /// `[queries][4]` i32: pos, n_kv, n_bid, width; `n_bid < reach`.
+    pub steps: u64,
+    /// `[queries][stride]` f32; of each row the blocks `0..=n_bid` are written.
+    pub scores: u64,
+    /// In elements.
+    pub stride: usize,
+    /// The largest `n_bid + 1` that a query can have; at most `stride`.
+    pub reach: usize,
+}
+
+/// One launch of a selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Launch {
+    pub entry: &'static str,
+    pub blocks: u32,
+    pub threads: u32,
+}
+
+impl DeviceTopk {
+    /// What the plan is asked for.
+    pub fn request(&self, kernel: Option<Kernel>) -> Request {
+        Request { active: self.active, kernel, ..Request::new(self.shape) }
+    }
+
+    /// The record that every selection kernel takes.
+    pub(crate) fn args(&self, reach: usize, scratch: u64) -> TopkArgs {
+        TopkArgs {
+            scores: Global::from_address(self.scores),
+            steps: Global::from_address(self.steps),
+            ids: GlobalMut::from_address(self.ids),
+            scratch: GlobalMut::from_address(scratch),
+            stride: self.shape.stride() as u64,
+            cap: self.shape.cap() as u64,
+            queries: self.shape.queries() as u32,
+            reach: reach as u32,
+        }
+    }
+}
+
+/// The launches of a selection, in their order.
+pub(crate) fn launches(kernel: Kernel, queries: usize) -> Result<Vec<Launch>> {
+    let launch = |entry, blocks: usize, threads: usize| Launch {
+        entry,
+        blocks: blocks as u32,
+        threads: threads as u32,
+    };
+    Ok(match kernel {
+        Kernel::Original => vec![launch("original", queries, original::THREADS)],
+        Kernel::Register => vec![launch("register", queries, histogram::THREADS)],
+        Kernel::Wide => vec![launch("wide", queries, histogram::THREADS)],
+        Kernel::Split => vec![
+            launch("split_halves", 2 * queries, histogram::THREADS),
+            launch("split_merge", queries, histogram::THREADS),
+        ],
+        Kernel::Sieve => vec![launch("sieve_rows", queries, sieve::THREADS)],
+        Kernel::Cluster => {
+            let reason = "this version has no such kernel".into();
+            return Err(Error::Variant { variant: kernel.to_string(), reason });
+        }
+    })
+}
+
+/// Words of scratch of a selection.
+pub(crate) fn scratch_len(kernel: Kernel, shape: TopkShape) -> usize {
+    match kernel {
+        Kernel::Split => shape.queries().saturating_mul(split::scratch_len(shape.cap())),
+        Kernel::Original | Kernel::Register | Kernel::Wide | Kernel::Cluster | Kernel::Sieve => 0,
+    }
+}
+
+impl DeviceScores {
+    /// The record that `scores` takes.
+    pub(crate) fn args(&self) -> ScoresArgs {
+        ScoresArgs {
+            pooled: Global::from_address(self.pooled),
+            tail: Global::from_address(self.tail),
+            q_idx: Global::from_address(self.q_idx),
+            steps: Global::from_address(self.steps),
+            scores: GlobalMut::from_address(self.scores),
+            maxima: GlobalMut::from_address(0),
+            stride: self.stride as u64,
+            maxima_stride: 0,
+            tail_stride: if self.tail_per_query { INDEX_DIM as u64 } else { 0 },
+            queries: self.queries as u32,
+            reach: self.reach as u32,
+        }
+    }
+
+    /// The blocks of a launch.
+    pub(crate) fn blocks(&self) -> usize {
+        self.queries.div_ceil(scores::QUERIES).saturating_mul(self.reach.div_ceil(scores::BLOCKS))
+    }
+}
+
+/// Device memory that a selection works in, kept by the caller from call to call. Calls that may run at the same time need one each.
+pub struct TopkWorkspace {
+    words: DeviceBuffer<u32>,
+}
+
+impl TopkWorkspace {
+    /// Enough for every kernel, for calls of this shape and of shapes with no more queries and no larger `cap`.
+    ///
+    /// Errors: `DeviceMemory`, or the driver's own.
+    pub fn new(device: &Device, shape: TopkShape) -> Result<TopkWorkspace> {
+        let len = Kernel::ALL.into_iter().map(|kernel| scratch_len(kernel, shape)).max().unwrap_or(0);
+        Ok(TopkWorkspace { words: DeviceBuffer::alloc(device, "the top-k workspace", len)? })
+    }
+
+    /// Queues the setting of its every byte, which no selection depends on.
+    pub(crate) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
+        self.words.memset_u8(stream, byte)
+    }
+}
+
+/// The block top-k kernels, loaded on one device. Clones share them; use from any thread.
+#[derive(Clone, Debug)]
+pub struct Topk {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    kernels: Kernels,
+    switches: Switches,
+    plans: Mutex<HashMap<Request, Plan>>,
+}
+
+impl Topk {
+    /// The kernels in `kernels`. Reads the switches in the environment, once.
+    pub fn new(kernels: &Kernels) -> Topk {
+        let inner =
+            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Mutex::default() };
+        Topk { inner: Arc::new(inner) }
+    }
+
+    pub fn device(&self) -> &Device {
+        self.inner.kernels.device()
+    }
+
+    /// Which kernel runs, and why; asked once per request, then remembered.
+    ///
+    /// Errors: `Variant` or `Argument` for one that is asked for, by the request or a switch, and cannot run.
+    pub fn plan(&self, request: &Request) -> Result<Plan> {
+        if let Some(plan) = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner).get(request) {
+            return Ok(plan.clone());
+        }
+        let facts = self.device().facts();
+        let device = topk::Device { major: facts.major, minor: facts.minor };
+        let plan = Plan::new(&device, request, &self.inner.switches)?;
+        let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        plans.insert(*request, plan.clone());
+        Ok(plan)
+    }
+
+    /// Queues the selection on the stream, by the plan's kernel or the one asked for, and returns the plan. No queries: no launch.
+    /// Nothing is allocated, so the call may be captured into a graph, whose replays read the steps anew; the workspace must then live as long
+    /// as the graph.
+    ///
+    /// Errors: `Alignment`, `Variant`, `Argument` (active, workspace), or the driver's own. A fault while the kernel runs is reported by
+    /// a later call on the stream.
+    ///
+    /// # Safety
+    /// The addresses are of live device memory of the sizes that [`DeviceTopk`] states, on this device; the steps keep within the shape and
+    /// `active`; ids overlap nothing, and nobody else touches them or the workspace until the kernel has run.
+    pub unsafe fn select(
+        &self,
+        stream: &Stream,
+        call: &DeviceTopk,
+        workspace: &TopkWorkspace,
+        kernel: Option<Kernel>,
+    ) -> Result<Plan> {
+        let shape = call.shape;
+        if let Some(active) = call.active.filter(|&active| active > shape.stride()) {
+            return Err(Error::argument("active", active, format!("at most the stride, {}", shape.stride())));
+        }
+        let plan = self.plan(&call.request(kernel))?;
+        let launches = launches(plan.kernel, shape.queries())?;
+        if shape.queries() == 0 {
+            return Ok(plan);
+        }
+        for (tensor, address) in [("scores", call.scores), ("steps", call.steps), ("ids", call.ids)] {
+            check_address(tensor, address, 4)?;
+        }
+        let scratch = scratch_len(plan.kernel, shape);
+        if workspace.words.len() < scratch {
+            let found = format!("{} words", workspace.words.len());
+            let accepted = format!("at least {scratch} words, for {} by {}", shape.queries(), plan.kernel);
+            return Err(Error::argument("workspace", found, accepted));
+        }
+        let args = call.args(plan.reach, workspace.words.as_ptr());
+        for Launch { entry, blocks, threads } in launches {
+            let kernel = self.inner.kernels.get(entry)?;
+            // SAFETY: the record is the entry's; the caller's promise about the memory.
+            unsafe { kernel.launch_with(stream, [blocks, 1, 1], [threads, 1, 1], 0, &args)? };
+        }
+        Ok(plan)
+    }
+
+    /// Queues the block scores on the stream. No queries: no launch.
+    ///
+    /// Errors: `Argument` (stride, reach, queries), `Alignment`, or the driver's own.
+    ///
+    /// # Safety
+    /// The addresses are of live device memory of the sizes that [`DeviceScores`] states, on this device; the steps keep within `reach`;
+    /// scores overlap nothing, and nobody else touches them until the kernel has run.
+    pub unsafe fn scores(&self, stream: &Stream, call: &DeviceScores) -> Result<()> {
+        if call.reach > call.stride {
+            return Err(Error::argument("reach", call.reach, format!("at most the stride, {}", call.stride)));
+        }
+        let blocks = call.blocks();
+        if blocks > i32::MAX as usize {
+            let accepted = "at most 2147483647 pieces of 8 queries x 64 blocks";
+            return Err(Error::argument("queries", format!("{} x {}", call.queries, call.reach), accepted));
+        }
+        if blocks == 0 {
+            return Ok(());
+        }
+        for (tensor, address) in [("pooled", call.pooled), ("tail", call.tail), ("q_idx", call.q_idx)] {
+            check_address(tensor, address, 16)?;
+        }
+        for (tensor, address) in [("steps", call.steps), ("scores", call.scores)] {
+            check_address(tensor, address, 4)?;
+        }
+        let kernel = self.inner.kernels.get("scores")?;
+        let args = call.args();
+        // SAFETY: the record is the entry's; the caller's promise about the memory.
+        unsafe { kernel.launch_with(stream, [blocks as u32, 1, 1], [scores::THREADS as u32, 1, 1], 0, &args) }
+    }
+}
