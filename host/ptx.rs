@@ -182,7 +182,19 @@ fn launch(entry: &str) -> Option<Launch> {
         "sieve_rows" => topk(
             sieve::THREADS,
             "[queries, 1, 1]",
-            "the block top-k, rows of at most 1179520 blocks, widths of at most 2301: one read of the scores, and of the chunks that matter",
+            "the block top-k, rows of at most 1179520 blocks, widths of at most 2301: one read of the scores, and of the \
+             chunks that matter",
+        ),
+        "sieve_split" => topk(
+            sieve::THREADS,
+            "[queries * parts, 1, 1]",
+            "sieve_rows with `parts` blocks a query; scratch, 16-byte aligned: queries (rounded up to 32) + queries * 9216 \
+             words, of which the first `queries` are 0 before the first launch",
+        ),
+        "sieve_maxima" => topk(
+            sieve::THREADS,
+            "[queries, 1, 1]",
+            "sieve_rows with the maxima of the chunks in scratch, as `scores` writes them; 16-byte aligned",
         ),
         "scores" => Some(Launch {
             block: [scores::THREADS as u32, 1, 1],

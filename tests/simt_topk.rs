@@ -7,7 +7,7 @@ use keyhead::check::topk::{Pattern, Selection};
 use keyhead::topk::{Kernel, Scores, TopkShape};
 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(7)];
-const KERNELS: [Kernel; 4] = [Kernel::Original, Kernel::Register, Kernel::Wide, Kernel::Split];
+const KERNELS: [Kernel; 5] = [Kernel::Original, Kernel::Register, Kernel::Wide, Kernel::Split, Kernel::Sieve];
 
 fn check(data: &Selection, kernel: Kernel, order: Order) -> Result<(), String> {
     let what = format!("{kernel} {:?} of {:?} {order}", data.shape, data.n_kv);
@@ -66,6 +66,11 @@ fn wide_selects_from_every_content() {
 #[test]
 fn split_selects_from_every_content() {
     every_content(Kernel::Split);
+}
+
+#[test]
+fn sieve_selects_from_every_content() {
+    every_content(Kernel::Sieve);
 }
 
 #[test]
@@ -146,7 +151,9 @@ fn every_order_gives_the_same_ids() {
 /// As many blocks as `register` and `split` reach.
 #[test]
 fn the_longest_rows() {
-    for (kernel, blocks) in [(Kernel::Register, 33_792), (Kernel::Split, 67_584), (Kernel::Wide, 33_793)] {
+    for (kernel, blocks) in
+        [(Kernel::Register, 33_792), (Kernel::Split, 67_584), (Kernel::Wide, 33_793), (Kernel::Sieve, 70_001)]
+    {
         let data = Selection::with_stride(Pattern::Levels, &[4 * blocks as i32 - 1], 2051, blocks, 31);
         assert_selects(&data, kernel, Order::Ascending);
     }

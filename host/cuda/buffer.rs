@@ -162,12 +162,19 @@ impl<T: Pod> DeviceBuffer<T> {
 
     /// Queues the setting of every byte of the buffer to `value`.
     pub fn memset_u8(&mut self, stream: &Stream, value: u8) -> Result<()> {
-        if self.bytes() == 0 {
+        self.memset_u8_from(stream, 0, value)
+    }
+
+    /// [`memset_u8`](Self::memset_u8) of the elements from `offset` on.
+    pub fn memset_u8_from(&mut self, stream: &Stream, offset: usize, value: u8) -> Result<()> {
+        let address = self.range(offset, 0)?;
+        let bytes = (self.len - offset) * size_of::<T>();
+        if bytes == 0 {
             return Ok(());
         }
         let _current = self.device.make_current()?;
-        // SAFETY: the buffer is device memory of that many bytes, any of which make a `T: Pod`.
-        let answer = unsafe { ffi::cuMemsetD8Async(self.address, value, self.bytes(), stream.as_raw()) };
+        // SAFETY: that many bytes of device memory begin there, any of which make a `T: Pod`.
+        let answer = unsafe { ffi::cuMemsetD8Async(address, value, bytes, stream.as_raw()) };
         stream.check(format_args!("cuMemsetD8Async of {}", self.what), answer)
     }
 

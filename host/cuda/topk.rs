@@ -1,7 +1,7 @@
 //! The block top-k kernels of one device, on raw device addresses: the block scores, and the selection.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kernels_gpu::params::{Global, GlobalMut, ScoresArgs, TopkArgs};
 use kernels_gpu::topk::{histogram, original, scores, sieve, split};
@@ -77,8 +77,10 @@ impl DeviceTopk {
     }
 }
 
-/// The launches of a selection, in their order.
-pub(crate) fn launches(kernel: Kernel, queries: usize) -> Result<Vec<Launch>> {
+/// The launches of a selection, in their order. `resident` is how many blocks of `sieve_split` the device holds at a time.
+///
+/// Errors: `Variant`.
+pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: usize) -> Result<Vec<Launch>> {
     let launch = |entry, blocks: usize, threads: usize| Launch {
         entry,
         blocks: blocks as u32,
@@ -92,7 +94,10 @@ pub(crate) fn launches(kernel: Kernel, queries: usize) -> Result<Vec<Launch>> {
             launch("split_halves", 2 * queries, histogram::THREADS),
             launch("split_merge", queries, histogram::THREADS),
         ],
-        Kernel::Sieve => vec![launch("sieve_rows", queries, sieve::THREADS)],
+        Kernel::Sieve => match sieve::split_parts(queries.max(1), reach, resident) {
+            1 => vec![launch("sieve_rows", queries, sieve::THREADS)],
+            parts => vec![launch("sieve_split", queries * parts, sieve::THREADS)],
+        },
         Kernel::Cluster => {
             let reason = "this version has no such kernel".into();
             return Err(Error::Variant { variant: kernel.to_string(), reason });
@@ -100,11 +105,12 @@ pub(crate) fn launches(kernel: Kernel, queries: usize) -> Result<Vec<Launch>> {
     })
 }
 
-/// Words of scratch of a selection.
-pub(crate) fn scratch_len(kernel: Kernel, shape: TopkShape) -> usize {
-    match kernel {
-        Kernel::Split => shape.queries().saturating_mul(split::scratch_len(shape.cap())),
-        Kernel::Original | Kernel::Register | Kernel::Wide | Kernel::Cluster | Kernel::Sieve => 0,
+/// Words of scratch of a launch. The first `queries` of `sieve_split` are 0 whenever it does not run, the others may be anything.
+pub(crate) fn scratch_len(launch: &Launch, shape: TopkShape) -> usize {
+    match launch.entry {
+        "sieve_split" => sieve::split_scratch(shape.queries()),
+        "split_halves" | "split_merge" => shape.queries().saturating_mul(split::scratch_len(shape.cap())),
+        _ => 0,
     }
 }
 
@@ -133,22 +139,42 @@ impl DeviceScores {
 }
 
 /// Device memory that a selection works in, kept by the caller from call to call. Calls that may run at the same time need one each.
+///
+/// Made by [`Topk::workspace`].
 pub struct TopkWorkspace {
+    /// What `sieve_split` needs, then what `split` does.
     words: DeviceBuffer<u32>,
+    /// Queries that `sieve_split` has room for.
+    sieve_queries: usize,
+    /// Where the scratch of `split` begins.
+    split: usize,
 }
 
 impl TopkWorkspace {
-    /// Enough for every kernel, for calls of this shape and of shapes with no more queries and no larger `cap`.
-    ///
-    /// Errors: `DeviceMemory`, or the driver's own.
-    pub fn new(device: &Device, shape: TopkShape) -> Result<TopkWorkspace> {
-        let len = Kernel::ALL.into_iter().map(|kernel| scratch_len(kernel, shape)).max().unwrap_or(0);
-        Ok(TopkWorkspace { words: DeviceBuffer::alloc(device, "the top-k workspace", len)? })
+    /// The address of the scratch of a launch.
+    fn scratch(&self, launch: &Launch, shape: TopkShape) -> Result<u64> {
+        let len = scratch_len(launch, shape);
+        let (start, room) = match launch.entry {
+            _ if len == 0 => return Ok(0),
+            // Maxima begin at the same word whatever the number of queries, so that they never lie where another call's counters are.
+            "sieve_split" if shape.queries() <= self.sieve_queries => {
+                (self.sieve_queries.next_multiple_of(32) - shape.queries().next_multiple_of(32), len)
+            }
+            "sieve_split" => (0, 0),
+            _ => (self.split, self.words.len() - self.split),
+        };
+        if room < len {
+            let found = format!("one with {room} words for `{}`", launch.entry);
+            let accepted =
+                format!("one made for at least {} queries and a cap of {}", shape.queries(), shape.cap());
+            return Err(Error::argument("workspace", found, accepted));
+        }
+        self.words.at(start)
     }
 
-    /// Queues the setting of its every byte, which no selection depends on.
+    /// Queues the setting of every byte that no selection depends on.
     pub(crate) fn fill(&mut self, stream: &Stream, byte: u8) -> Result<()> {
-        self.words.memset_u8(stream, byte)
+        self.words.memset_u8_from(stream, self.sieve_queries.next_multiple_of(32), byte)
     }
 }
 
@@ -163,13 +189,19 @@ struct Inner {
     kernels: Kernels,
     switches: Switches,
     plans: Mutex<HashMap<Request, Plan>>,
+    /// Blocks of `sieve_split` that the device holds at a time, once it was asked.
+    sieve_resident: OnceLock<usize>,
 }
 
 impl Topk {
     /// The kernels in `kernels`. Reads the switches in the environment, once.
     pub fn new(kernels: &Kernels) -> Topk {
-        let inner =
-            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Mutex::default() };
+        let inner = Inner {
+            kernels: kernels.clone(),
+            switches: Switches::from_env(),
+            plans: Mutex::default(),
+            sieve_resident: OnceLock::new(),
+        };
         Topk { inner: Arc::new(inner) }
     }
 
@@ -190,6 +222,30 @@ impl Topk {
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.insert(*request, plan.clone());
         Ok(plan)
+    }
+
+    /// What calls of this shape, and of shapes with no more queries and no larger `cap`, need to work in, whatever kernel runs. Waits for the
+    /// device.
+    ///
+    /// Errors: `DeviceMemory`, or the driver's own.
+    pub fn workspace(&self, shape: TopkShape) -> Result<TopkWorkspace> {
+        // More than half as many queries as blocks fit leave no two blocks for one.
+        let sieve_queries = shape.queries().min(self.sieve_resident()? / 2);
+        let split = sieve::split_scratch(sieve_queries);
+        let len = split.saturating_add(shape.queries().saturating_mul(split::scratch_len(shape.cap())));
+        let mut words = DeviceBuffer::alloc(self.device(), "the top-k workspace", len)?;
+        let stream = Stream::new(self.device())?;
+        words.memset_u8(&stream, 0)?;
+        stream.synchronize()?;
+        Ok(TopkWorkspace { words, sieve_queries, split })
+    }
+
+    fn sieve_resident(&self) -> Result<usize> {
+        if let Some(&resident) = self.inner.sieve_resident.get() {
+            return Ok(resident);
+        }
+        let per_sm = self.inner.kernels.get("sieve_split")?.occupancy(sieve::THREADS as u32, 0)?;
+        Ok(*self.inner.sieve_resident.get_or_init(|| (per_sm * self.device().facts().sms) as usize))
     }
 
     /// Queues the selection on the stream, by the plan's kernel or the one asked for, and returns the plan. No queries: no launch.
@@ -214,24 +270,20 @@ impl Topk {
             return Err(Error::argument("active", active, format!("at most the stride, {}", shape.stride())));
         }
         let plan = self.plan(&call.request(kernel))?;
-        let launches = launches(plan.kernel, shape.queries())?;
+        let resident = if plan.kernel == Kernel::Sieve { self.sieve_resident()? } else { 0 };
+        let launches = launches(plan.kernel, shape.queries(), plan.reach, resident)?;
         if shape.queries() == 0 {
             return Ok(plan);
         }
         for (tensor, address) in [("scores", call.scores), ("steps", call.steps), ("ids", call.ids)] {
             check_address(tensor, address, 4)?;
         }
-        let scratch = scratch_len(plan.kernel, shape);
-        if workspace.words.len() < scratch {
-            let found = format!("{} words", workspace.words.len());
-            let accepted = format!("at least {scratch} words, for {} by {}", shape.queries(), plan.kernel);
-            return Err(Error::argument("workspace", found, accepted));
-        }
-        let args = call.args(plan.reach, workspace.words.as_ptr());
-        for Launch { entry, blocks, threads } in launches {
-            let kernel = self.inner.kernels.get(entry)?;
+        for launch in launches {
+            let args = call.args(plan.reach, workspace.scratch(&launch, shape)?);
+            let kernel = self.inner.kernels.get(launch.entry)?;
+            let (grid, block) = ([launch.blocks, 1, 1], [launch.threads, 1, 1]);
             // SAFETY: the record is the entry's; the caller's promise about the memory.
-            unsafe { kernel.launch_with(stream, [blocks, 1, 1], [threads, 1, 1], 0, &args)? };
+            unsafe { kernel.launch_with(stream, grid, block, 0, &args)? };
         }
         Ok(plan)
     }

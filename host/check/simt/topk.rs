@@ -8,6 +8,8 @@ use simt::{Fault, Launch, Order, Stats};
 
 /// What the scratch holds before a launch.
 const GARBAGE: u32 = 0xa5a5_a5a5;
+/// Blocks of `sieve_split` that the device has room for.
+const RESIDENT: usize = 12;
 
 /// Runs a selection kernel, on scratch that is full of garbage.
 ///
@@ -17,7 +19,13 @@ pub fn topk(kernel: Kernel, order: Order, call: Topk<'_>) -> Result<(), Fault> {
     let reach = call.reach();
     let Topk { shape, scores, steps, ids } = call;
     let steps: Vec<i32> = steps.into_iter().flat_map(Step::words).collect();
-    let mut scratch = vec![GARBAGE; cuda::scratch_len(kernel, shape)];
+    let launches =
+        cuda::launches(kernel, shape.queries(), reach, RESIDENT).expect("a kernel of this version");
+    let len = launches.iter().map(|launch| cuda::scratch_len(launch, shape)).max().unwrap_or(0);
+    let mut scratch = vec![GARBAGE; len];
+    if kernel == Kernel::Sieve {
+        scratch.iter_mut().take(shape.queries()).for_each(|counter| *counter = 0);
+    }
     let device_call = DeviceTopk {
         shape,
         scores: scores.as_ptr() as u64,
@@ -26,7 +34,6 @@ pub fn topk(kernel: Kernel, order: Order, call: Topk<'_>) -> Result<(), Fault> {
         active: None,
     };
     let args = device_call.args(reach, scratch.as_mut_ptr() as u64);
-    let launches = cuda::launches(kernel, shape.queries()).expect("a kernel of this version");
     for cuda::Launch { entry, blocks, threads } in launches {
         let kernel = selection(entry);
         Launch::new(blocks, threads)
@@ -47,6 +54,7 @@ fn selection(entry: &str) -> unsafe fn(TopkArgs) {
         "register" => register::register,
         "wide" => wide::wide,
         "sieve_rows" => sieve::sieve_rows,
+        "sieve_split" => sieve::sieve_split,
         "split_halves" => split::split_halves,
         "split_merge" => split::split_merge,
         _ => panic!("`{entry}` has no source here"),
