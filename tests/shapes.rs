@@ -104,7 +104,8 @@ fn refused<T: std::fmt::Debug>(call: Result<T>, message: &str) {
 #[test]
 fn forward() {
     assert!(Buffers::new().call().is_ok());
-    let cases: [(fn(&mut Buffers), &str); 20] = [
+    type Edit = fn(&mut Buffers);
+    let cases: [(Edit, &str); 20] = [
         (|c| shorten(&mut c.qkv), "`qkv` holds 1535 elements; accepted: exactly 3 * 512 elements"),
         (
             |c| shorten(&mut c.a),

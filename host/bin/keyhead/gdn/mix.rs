@@ -125,7 +125,7 @@ impl<'file> Layer<'file> {
 fn key_heads(tokens: usize, channels: usize, value_heads: usize) -> Result<usize> {
     let rows = channels / HEAD_DIM;
     match rows.checked_sub(value_heads) {
-        Some(rest) if channels % HEAD_DIM == 0 && rest % 2 == 0 => Ok(rest / 2),
+        Some(rest) if channels.is_multiple_of(HEAD_DIM) && rest.is_multiple_of(2) => Ok(rest / 2),
         _ => Err(Error::Shape {
             tensor: "qkv".into(),
             found: vec![tokens, channels],
