@@ -186,10 +186,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (tokens, heads) = (done.tokens, done.heads);
     let act = args.norm_act.map(name).unwrap_or_default();
     say(format_args!(
-        "{tokens} tokens, {} key and {} value heads on {why}; {}recurrence {}{}; {:.1} ms, {:.0} tokens/s",
+        "{tokens} tokens, {} key and {} value heads on {why}; {} {}{}; {:.1} ms, {:.0} tokens/s",
         heads.key(),
         heads.value(),
-        if done.conv_state.is_some() { "gates, conv, l2norm; " } else { "" },
+        if done.conv_state.is_some() { "whole path by" } else { "recurrence by" },
         done.ran,
         if done.out.is_some() { format!("; out norm with {act}") } else { String::new() },
         done.seconds * 1e3,
@@ -203,7 +203,7 @@ enum Layer<'file> {
     /// From `qkv`.
     Mix(Box<mix::Layer<'file>>),
     /// From `q`, `k` and `v`.
-    Recurrence(Box<recurrence::Layer>),
+    Recurrence(Box<recurrence::Layer<'file>>),
 }
 
 impl<'file> Layer<'file> {

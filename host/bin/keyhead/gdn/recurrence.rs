@@ -5,12 +5,12 @@ use super::state::State;
 use super::{Args, Progress};
 use crate::zeroed;
 use keyhead::gdn::{HEAD_DIM, Heads, NormAct, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout};
-use keyhead::io::{Dim, FLOATS, File, Tensor};
+use keyhead::io::{Dim, FLOATS, File, Stored, Tensor};
 use keyhead::{Backend, Error, Result};
 use std::time::Instant;
 
-/// The input, checked and widened.
-pub(super) struct Layer {
+/// The input, checked; what the recurrence reads is widened.
+pub(super) struct Layer<'file> {
     heads: Heads,
     tokens: usize,
     q: Vec<f32>,
@@ -19,18 +19,18 @@ pub(super) struct Layer {
     gate: Vec<f32>,
     beta: Vec<f32>,
     state: Vec<f32>,
-    norm: Option<Norm>,
+    norm: Option<Norm<'file>>,
 }
 
 /// What the out norm takes.
-struct Norm {
-    z: Vec<f32>,
+struct Norm<'file> {
+    z: Stored<'file>,
     weight: Vec<f32>,
     act: NormAct,
 }
 
-impl Layer {
-    pub(super) fn read(file: &File, args: &Args) -> Result<Layer> {
+impl<'file> Layer<'file> {
+    pub(super) fn read(file: &'file File, args: &Args) -> Result<Layer<'file>> {
         let head = Dim::Just(HEAD_DIM);
         if !file.has("q") {
             return Err(file.missing("q", "`[T, HK, 128]` or `[1, T, HK, 128]`, or `qkv` for the whole path"));
@@ -90,7 +90,7 @@ impl Layer {
             backend.recurrence(call, args.variant.0)
         })?;
         if let (Some(out), Some(Norm { z, weight, act })) = (&mut out, &norm) {
-            let (target, z) = (out.target(), &z[..]);
+            let (target, z) = (out.target(), z.floats());
             let call = OutNorm::new(heads.value(), tokens, &y, z, weight, *act, args.eps, target, value_row)?;
             backend.out_norm(call)?;
         }
@@ -120,13 +120,13 @@ fn find_norm<'file>(file: &'file File, t: Dim, hv: Dim, args: &Args) -> Result<O
     }
 }
 
-impl Norm {
-    fn read(z: &Tensor<'_, 3>, weight: &Tensor<'_, 1>, act: NormAct) -> Result<Norm> {
+impl<'file> Norm<'file> {
+    fn read(z: &Tensor<'file, 3>, weight: &Tensor<'file, 1>, act: NormAct) -> Result<Norm<'file>> {
         let weight = weight.f32()?;
         // The library checks this too, behind the recurrence: too late for someone who waits.
         if let Some(index) = weight.iter().position(|w| !w.is_finite()) {
             return Err(Error::NonFinite { tensor: "norm_weight".into(), index, found: weight[index] });
         }
-        Ok(Norm { z: z.f32()?, weight, act })
+        Ok(Norm { z: z.stored()?, weight, act })
     }
 }
