@@ -5,9 +5,11 @@
 
 mod gdn;
 mod sms;
+mod topk;
 
 pub use gdn::{norm, recurrence};
 pub use sms::{SmsRow, sms};
+pub use topk::{TopkCall, scores, topk};
 
 use crate::cuda::{Device, DeviceBuffer, Event, Gdn, Stream};
 use crate::error::{Error, Result};
@@ -27,7 +29,7 @@ pub struct Row {
     pub max_ms: f64,
     /// Rounds behind the warm-up.
     pub rounds: usize,
-    /// Tokens of a call.
+    /// Tokens of a call; 1 for the block top-k.
     pub tokens: usize,
     /// Bytes that a call must move through device memory: each input read once, each output written once.
     pub bytes: usize,
@@ -81,6 +83,17 @@ fn alternate(
     rounds: usize,
     contenders: &mut [Contender<'_>],
 ) -> Result<Vec<Vec<f32>>> {
+    alternate_behind(device, stream, rounds, contenders, || Ok(()))
+}
+
+/// [`alternate`], with what `before` queues in front of each call, outside of its time.
+fn alternate_behind(
+    device: &Device,
+    stream: &Stream,
+    rounds: usize,
+    contenders: &mut [Contender<'_>],
+    mut before: impl FnMut() -> Result<()>,
+) -> Result<Vec<Vec<f32>>> {
     let (start, end) = (Event::new(device)?, Event::new(device)?);
     let count = contenders.len();
     let mut times = vec![Vec::with_capacity(rounds); count];
@@ -88,6 +101,7 @@ fn alternate(
         for turn in 0..count {
             let index = (round + turn) % count;
             let contender = &mut contenders[index];
+            before()?;
             start.record(stream)?;
             (contender.run)()?;
             end.record(stream)?;

@@ -8,6 +8,7 @@ mod device;
 mod host;
 pub mod simt;
 pub mod topk;
+mod topk_device;
 
 pub use data::{Data, Output, Shape};
 
@@ -47,7 +48,10 @@ impl Report<'_> {
 pub fn run(backend: &Backend, only: &str, progress: &mut dyn FnMut(&str, Result<(), String>)) -> Summary {
     let mut report = Report { summary: Summary::default(), only, progress };
     match backend.gdn() {
-        Some(gdn) => device::run(gdn, backend, &mut report),
+        Some(gdn) => {
+            device::run(gdn, backend, &mut report);
+            topk_device::run(gdn.kernels(), &mut report);
+        }
         None => host::run(&mut report),
     }
     report.summary

@@ -61,7 +61,7 @@ impl Pattern {
 
     pub fn name(self) -> &'static str {
         match self {
-            Pattern::Normal => "normal",
+            Pattern::Normal => "random",
             Pattern::Levels => "levels",
             Pattern::Equal => "equal",
             Pattern::Zeros => "zeros",

@@ -219,6 +219,8 @@ impl Topk {
         let facts = self.device().facts();
         let device = topk::Device { major: facts.major, minor: facts.minor };
         let plan = Plan::new(&device, request, &self.inner.switches)?;
+        // A kernel that this version lacks is refused here.
+        launches(plan.kernel, request.queries, plan.reach, 0)?;
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.insert(*request, plan.clone());
         Ok(plan)

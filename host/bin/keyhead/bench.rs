@@ -2,8 +2,9 @@
 
 use crate::info::version;
 use crate::print;
-use keyhead::bench::{self, Row, SmsRow};
-use keyhead::cuda::{Device, DeviceFacts, Gdn};
+use keyhead::bench::{self, Row, SmsRow, TopkCall};
+use keyhead::check::topk::Pattern;
+use keyhead::cuda::{Device, DeviceFacts, Gdn, Topk};
 use keyhead::gdn::{HeadMap, Heads};
 use keyhead::{Error, Result, io, ptx};
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 /// Measure the kernels of a CUDA device against each other and against its limits
 ///
 /// Variants alternate in one run; a time is the median of the rounds, between CUDA events. `gdn` and `norm` show each kernel's
-/// share of the device's copy bandwidth; `sms` runs the recurrence on fewer and fewer multiprocessors, a holding kernel on the others.
+/// share of the device's copy bandwidth, `topk` and `scores` too, with a cold cache; `sms` runs the recurrence on fewer and fewer multiprocessors, a holding kernel on the others.
 #[derive(clap::Args)]
 pub struct Args {
     /// What to measure
@@ -30,6 +31,18 @@ pub struct Args {
     /// Tokens of a call, several separated by commas; default 2048,8192,32768, for sms 8192
     #[arg(long, value_name = "T", value_delimiter = ',')]
     tokens: Vec<usize>,
+    /// For topk and scores: cells that a query sees, several separated by commas
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [4096, 16384, 65536, 131072, 262144, 524288])]
+    cells: Vec<usize>,
+    /// For topk and scores: queries of a call, several separated by commas
+    #[arg(long, value_name = "Q", value_delimiter = ',', default_values_t = [4, 256])]
+    queries: Vec<usize>,
+    /// For topk: the engine's maximum context in cells; default: the cells
+    #[arg(long, value_name = "N")]
+    capacity: Option<usize>,
+    /// For topk: what the scores are like: random, levels, equal, zeros, narrow, nan, one-per-chunk, one-run, ...
+    #[arg(long, value_name = "NAME", default_value_t = Pattern::Normal)]
+    contents: Pattern,
     /// Write the rows to a file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -43,6 +56,16 @@ enum Mode {
     Norm,
     /// The recurrence variants on fewer multiprocessors
     Sms,
+    /// The selection kernels of the block top-k
+    Topk,
+    /// The block scores
+    Scores,
+}
+
+impl Mode {
+    fn is_of_topk(self) -> bool {
+        matches!(self, Mode::Topk | Mode::Scores)
+    }
 }
 
 #[derive(serde::Serialize)]
@@ -61,12 +84,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         ([], _) => &[2048, 8192, 32768],
         (tokens, _) => tokens,
     };
-    if tokens.contains(&0) {
-        return Err(Error::Argument {
-            argument: "tokens".into(),
-            found: "0".into(),
-            accepted: "positive numbers".into(),
-        });
+    for (argument, numbers) in [("tokens", tokens), ("cells", &args.cells), ("queries", &args.queries)] {
+        if numbers.contains(&0) {
+            let (found, accepted) = ("0".into(), "positive numbers".into());
+            return Err(Error::Argument { argument: argument.into(), found, accepted });
+        }
     }
     let gdn = &Gdn::new(&Device::open(args.device)?)?;
     let facts = gdn.device().facts().clone();
@@ -92,9 +114,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "  SMs  kernel                               us/token     min     max  blocks on the busiest SM\n",
         )?;
     } else {
-        print("kernel                                    us/token     min     max    TB/s  of copy\n")?;
+        let unit = if args.mode.is_of_topk() { " us/call" } else { "us/token" };
+        print(&format!(
+            "kernel                                    {unit}     min     max    TB/s  of copy\n"
+        ))?;
     }
-    for &tokens in tokens {
+    if args.mode.is_of_topk() {
+        topk(args, gdn, &mut report)?;
+    }
+    for &tokens in tokens.iter().filter(|_| !args.mode.is_of_topk()) {
         if args.mode == Mode::Sms {
             let mut written = Ok(());
             report.sms.extend(bench::sms(gdn, heads, tokens, &mut |row| {
@@ -123,6 +151,26 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         io::replace(path, |out| writeln!(out, "{text}"))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The rows of the block top-k.
+fn topk(args: &Args, gdn: &Gdn, report: &mut Report) -> Result<()> {
+    let topk = Topk::new(gdn.kernels());
+    for &cells in &args.cells {
+        for &queries in &args.queries {
+            let capacity = args.capacity.unwrap_or(cells);
+            let call = TopkCall { queries, cells, capacity, contents: args.contents };
+            let rows = match args.mode {
+                Mode::Scores => bench::scores(&topk, call)?,
+                _ => bench::topk(&topk, call)?,
+            };
+            for row in rows {
+                print(&line(&row, report.copy_terabytes_per_second))?;
+                report.rows.push(row);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn times(row: &Row) -> String {

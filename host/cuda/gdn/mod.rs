@@ -50,6 +50,11 @@ impl Gdn {
         self.inner.kernels.device()
     }
 
+    /// All kernels of the device, for [`Topk`](crate::cuda::Topk).
+    pub fn kernels(&self) -> &Kernels {
+        &self.inner.kernels
+    }
+
     /// The kernel of an entry.
     pub(crate) fn kernel(&self, entry: &str) -> Result<Kernel> {
         self.inner.kernels.get(entry)
