@@ -24,7 +24,7 @@ pub struct TopkCall {
 }
 
 /// Scores of the largest call.
-const MOST_SCORES: usize = 1 << 31;
+const MOST_SCORES: usize = 1 << 28;
 
 impl TopkCall {
     /// Errors: `Argument`.
