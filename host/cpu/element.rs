@@ -94,3 +94,40 @@ impl Element for bf16 {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::isa::{Isa, Work};
+    use super::*;
+
+    struct Widen<'a, T>(&'a [T], &'a mut [f32]);
+
+    impl<T: Element> Work for Widen<'_, T> {
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) {
+            // SAFETY: the caller's promise.
+            unsafe { T::widen::<L>(self.0, self.1) };
+        }
+    }
+
+    /// All words, and some behind the last whole vector.
+    fn check<T: Element>(from_bits: fn(u16) -> T) {
+        let words: Vec<T> = (0..=u16::MAX).chain(0x7bfb..0x7c06).map(from_bits).collect();
+        let one_by_one: Vec<u32> = words.iter().map(|word| word.wide().to_bits()).collect();
+        for isa in Isa::available() {
+            let mut wide = vec![0.0; words.len()];
+            isa.run(Widen(&words, &mut wide));
+            let wide: Vec<u32> = wide.iter().map(|x| x.to_bits()).collect();
+            assert!(wide == one_by_one, "{isa}");
+        }
+    }
+
+    #[test]
+    fn vectors_widen_as_single_elements_do() {
+        check(f16::from_bits);
+        check(bf16::from_bits);
+        assert_eq!(f16::from_bits(0xfd01).wide().to_bits(), 0x7fff_ffff);
+        assert_eq!(bf16::from_bits(0xff81).wide().to_bits(), 0xff81_0000);
+        assert_eq!(f16::from_bits(1).wide(), 2f32.powi(-24));
+    }
+}
