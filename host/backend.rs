@@ -14,8 +14,14 @@ pub struct Backend {
 
 #[derive(Debug)]
 enum Kind {
-    Cpu(cpu::Isa),
+    Cpu(Cpu),
     Cuda(Box<Cuda>),
+}
+
+#[derive(Debug)]
+struct Cpu {
+    isa: cpu::Isa,
+    topk: topk::Switches,
 }
 
 #[derive(Debug)]
@@ -38,7 +44,8 @@ impl Backend {
         {
             return Err(Error::Threads { source });
         }
-        Ok(Backend { kind: Kind::Cpu(cpu::Isa::chosen()?) })
+        let cpu = Cpu { isa: cpu::Isa::chosen()?, topk: topk::Switches::from_env() };
+        Ok(Backend { kind: Kind::Cpu(cpu) })
     }
 
     /// CUDA device `ordinal`, counted from 0. Errors: `NoDriver`, `NoDevice`, `ComputeCapability`, `DriverTooOld`, `Jit`, or the
@@ -67,7 +74,9 @@ impl Backend {
     /// A line for people: `cpu (avx512, 2 threads)`, `cuda:0 (NVIDIA H200)`.
     pub fn describe(&self) -> String {
         match &self.kind {
-            Kind::Cpu(isa) => format!("cpu ({}, {} threads)", isa.name(), rayon::current_num_threads()),
+            Kind::Cpu(Cpu { isa, .. }) => {
+                format!("cpu ({}, {} threads)", isa.name(), rayon::current_num_threads())
+            }
             Kind::Cuda(cuda) => {
                 let facts = cuda.gdn.device().facts();
                 format!("cuda:{} ({})", facts.ordinal, facts.name)
@@ -89,7 +98,7 @@ impl Backend {
     /// then what it was.
     pub fn recurrence(&self, call: Recurrence<'_>, variant: Option<Variant>) -> Result<String> {
         match &self.kind {
-            Kind::Cpu(isa) => {
+            Kind::Cpu(Cpu { isa, .. }) => {
                 no_variant(variant)?;
                 cpu::recurrence_with(*isa, call)?;
                 Ok(format!("cpu/{}", isa.name()))
@@ -112,7 +121,7 @@ impl Backend {
         variant: Option<Variant>,
     ) -> Result<String> {
         match &self.kind {
-            Kind::Cpu(isa) => {
+            Kind::Cpu(Cpu { isa, .. }) => {
                 no_variant(variant)?;
                 cpu::forward_with(*isa, call, workspace)?;
                 Ok(format!("cpu/{}", isa.name()))
@@ -124,7 +133,7 @@ impl Backend {
     /// Runs the out norm. Errors: `DeviceMemory`, or the driver's own.
     pub fn out_norm(&self, call: OutNorm<'_>) -> Result<()> {
         match &self.kind {
-            Kind::Cpu(isa) => cpu::out_norm_with(*isa, call),
+            Kind::Cpu(Cpu { isa, .. }) => cpu::out_norm_with(*isa, call),
             Kind::Cuda(cuda) => cuda.gdn.out_norm_host(&cuda.stream, call),
         }
     }
@@ -134,9 +143,12 @@ impl Backend {
     /// Errors: `Variant` when the one asked for cannot run here, `HostMemory`, `DeviceMemory`, or the driver's own.
     pub fn topk(&self, call: Topk<'_>, kernel: Option<topk::Kernel>) -> Result<String> {
         match &self.kind {
-            Kind::Cpu(isa) => {
-                let forced = topk::Switches::from_env().forced()?;
-                if let Some((kernel, who)) = kernel.map(|kernel| (kernel, "the caller")).or(forced) {
+            Kind::Cpu(Cpu { isa, topk }) => {
+                let forced = match kernel {
+                    Some(kernel) => Some((kernel, "the caller")),
+                    None => topk.forced()?,
+                };
+                if let Some((kernel, who)) = forced {
                     let reason = format!("{who} asks for it, and the CPU backend has no kernels");
                     return Err(Error::Variant { variant: kernel.to_string(), reason });
                 }
@@ -150,7 +162,7 @@ impl Backend {
     /// Computes the scores of blocks. Errors: `DeviceMemory`, or the driver's own.
     pub fn scores(&self, call: Scores<'_>) -> Result<()> {
         match &self.kind {
-            Kind::Cpu(isa) => cpu::scores_with(*isa, call),
+            Kind::Cpu(Cpu { isa, .. }) => cpu::scores_with(*isa, call),
             Kind::Cuda(_) => Err(no_device_topk()),
         }
     }
@@ -162,7 +174,7 @@ impl Backend {
         let line = |(key, value): (usize, usize)| {
             let step = format!("recurrence {key}/{value} heads");
             let plan = match &self.kind {
-                Kind::Cpu(isa) => return format!("{step}: {}", isa.name()),
+                Kind::Cpu(Cpu { isa, .. }) => return format!("{step}: {}", isa.name()),
                 Kind::Cuda(cuda) => Heads::new(key, value, HeadMap::Grouped)
                     .and_then(|heads| cuda.gdn.plan(&Request { heads, variant: None, aligned: true })),
             };
@@ -172,10 +184,17 @@ impl Backend {
             }
         };
         let norm = match &self.kind {
-            Kind::Cpu(isa) => format!("out_norm: {}", isa.name()),
+            Kind::Cpu(Cpu { isa, .. }) => format!("out_norm: {}", isa.name()),
             Kind::Cuda(_) => "out_norm: out_norm: the only kernel of this step".into(),
         };
-        SHAPES.into_iter().map(line).chain([norm]).collect()
+        SHAPES.into_iter().map(line).chain([norm]).chain(self.topk_plan_lines()).collect()
+    }
+
+    fn topk_plan_lines(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Cpu(Cpu { isa, .. }) => vec![format!("topk: {isa}"), format!("scores: {isa}")],
+            Kind::Cuda(_) => vec![],
+        }
     }
 }
 

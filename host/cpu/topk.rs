@@ -135,12 +135,16 @@ impl Work for Row<'_> {
         };
         let threshold = largest(above, alone).max(largest(above, with_tail).min(tail_key));
 
-        // What blocks at the threshold have left.
+        // What blocks at the threshold have left, and how many ids there are without those of a tail above it.
         let higher = above.iter().filter(|&&key| key > threshold).count() as u32 * BLOCK_CELLS;
-        let higher = higher + if tail_key > threshold { tail_cells } else { 0 };
-        let mut budget = step.width - higher;
+        let higher_tail = if tail_key > threshold { tail_cells } else { 0 };
+        let mut budget = step.width - higher - higher_tail;
+        let end = (step.width - higher_tail) as usize;
         let mut ids = Ids { ids, written: 0 };
         for &index in kept {
+            if ids.written == end {
+                break;
+            }
             if maxima[index as usize] < threshold {
                 continue;
             }
@@ -160,11 +164,8 @@ impl Work for Row<'_> {
                 selected &= selected - 1;
             }
         }
-        if tail_key > threshold {
-            ids.cells(step.n_bid, tail_cells);
-        } else if tail_key == threshold {
-            ids.cells(step.n_bid, tail_cells.min(budget));
-        }
+        let lower_tail = if tail_key == threshold { tail_cells.min(budget) } else { 0 };
+        ids.cells(step.n_bid, higher_tail + lower_tail);
     }
 }
 
