@@ -1,10 +1,10 @@
 //! Where a call on host memory runs: the CPU, or a CUDA device. Both give the same bits.
 
 use crate::cpu;
-use crate::cuda::{self, Gdn, Stream};
+use crate::cuda::{self, Gdn, Kernels, Stream};
 use crate::error::{Error, Result};
 use crate::gdn::{Forward, HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
-use crate::topk::{self, Scores, Topk};
+use crate::topk::{self, BLOCK_CELLS, Scores, Topk, TopkShape, WIDTH};
 
 /// A place to run on. For calls on device memory and an engine's own stream see [`cuda::Gdn`].
 #[derive(Debug)]
@@ -27,6 +27,7 @@ struct Cpu {
 #[derive(Debug)]
 struct Cuda {
     gdn: Gdn,
+    topk: cuda::Topk,
     stream: Stream,
 }
 
@@ -53,7 +54,9 @@ impl Backend {
     pub fn cuda(ordinal: usize) -> Result<Backend> {
         let device = cuda::Device::open(ordinal)?;
         let stream = Stream::new(&device)?;
-        Ok(Backend { kind: Kind::Cuda(Box::new(Cuda { gdn: Gdn::new(&device)?, stream })) })
+        let kernels = Kernels::load(&device)?;
+        let (gdn, topk) = (Gdn::with(&kernels), cuda::Topk::new(&kernels));
+        Ok(Backend { kind: Kind::Cuda(Box::new(Cuda { gdn, topk, stream })) })
     }
 
     /// CUDA device 0 where it can be used, else the CPU; with a line that says which, and why. Errors: those of [`Backend::cpu`].
@@ -155,7 +158,10 @@ impl Backend {
                 cpu::topk_with(*isa, call)?;
                 Ok(format!("cpu/{}", isa.name()))
             }
-            Kind::Cuda(_) => Err(no_device_topk()),
+            Kind::Cuda(cuda) => {
+                let plan = cuda.topk.topk_host(&cuda.stream, call, kernel)?;
+                Ok(format!("{}: {}", plan.kernel, plan.reason))
+            }
         }
     }
 
@@ -163,7 +169,7 @@ impl Backend {
     pub fn scores(&self, call: Scores<'_>) -> Result<()> {
         match &self.kind {
             Kind::Cpu(Cpu { isa, .. }) => cpu::scores_with(*isa, call),
-            Kind::Cuda(_) => Err(no_device_topk()),
+            Kind::Cuda(cuda) => cuda.topk.scores_host(&cuda.stream, call),
         }
     }
 
@@ -190,11 +196,30 @@ impl Backend {
         SHAPES.into_iter().map(line).chain([norm]).chain(self.topk_plan_lines()).collect()
     }
 
+    /// The same for the block top-k: a decode window, and a prompt's queries at some contexts.
     fn topk_plan_lines(&self) -> Vec<String> {
-        match &self.kind {
-            Kind::Cpu(Cpu { isa, .. }) => vec![format!("topk: {isa}"), format!("scores: {isa}")],
-            Kind::Cuda(_) => vec![],
-        }
+        const CALLS: [(usize, usize); 4] = [(8, 262_144), (256, 65_536), (256, 262_144), (256, 1_048_576)];
+        let line = |(queries, capacity): (usize, usize)| {
+            let step = format!("topk {queries} queries, up to {capacity} cells");
+            let plan = match &self.kind {
+                Kind::Cpu(Cpu { isa, .. }) => return format!("{step}: {isa}"),
+                Kind::Cuda(cuda) => {
+                    // As the reference engine has it.
+                    let stride = capacity / BLOCK_CELLS as usize + 2;
+                    let request = TopkShape::new(queries, stride, WIDTH, WIDTH).map(topk::Request::new);
+                    request.and_then(|request| cuda.topk.plan(&request))
+                }
+            };
+            match plan {
+                Ok(plan) => format!("{step}: {}: {}", plan.kernel, plan.reason),
+                Err(error) => format!("{step}: {error}"),
+            }
+        };
+        let scores = match &self.kind {
+            Kind::Cpu(Cpu { isa, .. }) => format!("scores: {isa}"),
+            Kind::Cuda(_) => "scores: scores: the only kernel of this step".into(),
+        };
+        CALLS.into_iter().map(line).chain([scores]).collect()
     }
 }
 
@@ -206,9 +231,4 @@ fn no_variant(variant: Option<Variant>) -> Result<()> {
             Err(Error::Variant { variant: variant.to_string(), reason })
         }
     }
-}
-
-fn no_device_topk() -> Error {
-    let reason = "it is not on the device yet; accepted: the CPU backend".into();
-    Error::Variant { variant: "topk".into(), reason }
 }

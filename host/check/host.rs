@@ -25,6 +25,7 @@ pub(super) fn run(report: &mut Report<'_>) {
         }
     }
     topk::cpu_cases(report);
+    topk::simt_cases(report);
 }
 
 fn instruction_sets(report: &mut Report<'_>, data: &Data) {

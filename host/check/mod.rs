@@ -30,9 +30,13 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
+    fn wants(&self, name: &str) -> bool {
+        name.contains(self.only)
+    }
+
     /// Runs a case, if it is wanted.
     fn case(&mut self, name: &str, run: impl FnOnce() -> Result<(), String>) {
-        if !name.contains(self.only) {
+        if !self.wants(name) {
             return;
         }
         let outcome = run();

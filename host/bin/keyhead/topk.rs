@@ -2,15 +2,13 @@
 
 use crate::{backend, say, zeroed};
 use keyhead::io::{self, Data, Dim, Dtype, FLOATS, File, Output};
-use keyhead::topk::{INDEX_DIM, INDEX_HEADS, Kernel, Scores, Topk, TopkShape};
+use keyhead::topk::{INDEX_DIM, INDEX_HEADS, Kernel, Scores, Topk, TopkShape, WIDTH};
 use keyhead::{Backend, Error, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::time::Instant;
 
-/// The reference engine's: 512 blocks, and what a tail can have.
-const WIDTH: usize = 2051;
 /// What ids hold behind a query's last one.
 const NONE: i32 = -1;
 

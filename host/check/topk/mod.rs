@@ -1,10 +1,11 @@
 //! Selections to check: scores that are hard in some way, and what the rule's words make of them.
 
+mod cases;
+
 use super::data::Random;
-use super::{Report, same_bits};
-use crate::cpu::{self, Isa};
 use crate::error::{Error, Result};
 use crate::topk::{BLOCK_CELLS, Step, Topk, TopkShape};
+pub(super) use cases::{cpu_cases, device_cases, simt_cases};
 use kernels_gpu::topk::rule::TAIL_BONUS;
 use std::cmp::Ordering;
 use std::fmt;
@@ -222,23 +223,4 @@ fn by_sort(scores: &[f32], step: Step) -> Vec<i32> {
 /// A NaN is lower than any number.
 fn order(a: f32, b: f32) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))
-}
-
-/// Contexts around the width, with every kind of tail.
-const CONTEXTS: [i32; 13] = [0, 1, 3, 4, 7, 2050, 2051, 2052, 2053, 2055, 2056, 9001, 40_000];
-
-/// Every instruction set of the CPU backend against the sort.
-pub(super) fn cpu_cases(report: &mut Report<'_>) {
-    for pattern in Pattern::ALL {
-        for width in [1, 6, 64, 2051, 4100] {
-            let selection = Selection::new(pattern, &CONTEXTS, width, 3, width as u64);
-            for isa in Isa::available() {
-                report.case(&format!("cpu/{isa} topk {pattern:?} width={width}"), || {
-                    let mut ids = selection.blank();
-                    cpu::topk_with(isa, selection.call(&mut ids)).map_err(|error| error.to_string())?;
-                    same_bits("ids", &ids, &selection.expected())
-                });
-            }
-        }
-    }
 }

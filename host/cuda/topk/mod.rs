@@ -1,5 +1,7 @@
 //! The block top-k kernels of one device, on raw device addresses: the block scores, and the selection.
 
+mod host;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
