@@ -201,8 +201,8 @@ fn no_queries() {
 
 #[test]
 fn wrong_tensors_are_named() {
-    type Edit = fn(&mut Layer) -> &mut Layer;
-    let cases: &[(fn() -> Layer, Edit, &[&str])] = &[
+    type Case = (fn() -> Layer, fn(&mut Layer) -> &mut Layer, &'static [&'static str]);
+    let cases: &[Case] = &[
         (scores, |l| l.without(&["n_kv"]), &["`n_kv` is missing", "`[Q]`", "holds `scores`"]),
         (scores, |l| l.without(&["scores"]), &["`scores` is missing", "`pooled`, `q_idx` and `tail`"]),
         (scores, |l| l.set("scores", Made::new(&[2, 7], 1)), &["`scores` has shape [2, 7]", "Q = 3"]),

@@ -1,6 +1,6 @@
 //! The checks on a CUDA device: every kernel on buffers with guard words, against the CPU backend.
 
-use super::{Data, Output, Report, Shape, same_bits, topk};
+use super::{Data, Output, Report, Shape, same_bits};
 use crate::backend::Backend;
 use crate::cpu;
 use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, Stream};
@@ -39,7 +39,6 @@ pub(super) fn run(gdn: &Gdn, backend: &Backend, report: &mut Report<'_>) {
     }
     edge_cases(gdn, &stream, report);
     host_cases(backend, report);
-    topk::device_cases(backend, report);
 }
 
 /// Extreme gates, betas, keys and values, and a NaN that must stay in its head.

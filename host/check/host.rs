@@ -1,6 +1,6 @@
 //! The checks without a GPU: the kernels on the SIMT executor, and every instruction set of the CPU backend against the chosen one.
 
-use super::{Data, Report, Shape, same_bits, simt, topk};
+use super::{Data, Report, Shape, same_bits, simt};
 use crate::cpu;
 use crate::gdn::{HeadMap, Heads, NormAct, NormOut, StateLayout, Variant};
 use ::simt::Order;
@@ -24,8 +24,6 @@ pub(super) fn run(report: &mut Report<'_>) {
             report.case(&format!("simt out_norm {shape} {order}"), || out_norm(&data, order));
         }
     }
-    topk::cpu_cases(report);
-    topk::simt_cases(report);
 }
 
 fn instruction_sets(report: &mut Report<'_>, data: &Data) {

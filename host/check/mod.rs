@@ -9,6 +9,7 @@ mod host;
 pub mod simt;
 pub mod topk;
 mod topk_device;
+mod topk_host;
 
 pub use data::{Data, Output, Shape};
 
@@ -30,13 +31,9 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    fn wants(&self, name: &str) -> bool {
-        name.contains(self.only)
-    }
-
     /// Runs a case, if it is wanted.
     fn case(&mut self, name: &str, run: impl FnOnce() -> Result<(), String>) {
-        if !self.wants(name) {
+        if !name.contains(self.only) {
             return;
         }
         let outcome = run();
@@ -56,8 +53,13 @@ pub fn run(backend: &Backend, only: &str, progress: &mut dyn FnMut(&str, Result<
             device::run(gdn, backend, &mut report);
             topk_device::run(gdn.kernels(), &mut report);
         }
-        None => host::run(&mut report),
+        None => {
+            host::run(&mut report);
+            topk_host::cpu_cases(&mut report);
+            topk_host::simt_cases(&mut report);
+        }
     }
+    topk_host::backend_cases(backend, &mut report);
     report.summary
 }
 

@@ -1,6 +1,6 @@
 //! The calls on host slices: copies in, runs, copies back.
 
-use super::{DeviceScores, DeviceTopk, Topk, TopkWorkspace};
+use super::{DeviceScores, DeviceTopk, Topk};
 use crate::cuda::{DeviceBuffer, Stream};
 use crate::error::{Error, Result};
 use crate::topk::{self, INDEX_DIM, Kernel, Plan, Request, Step};
@@ -19,7 +19,7 @@ impl Topk {
             // No query, or none that sees a cell.
             return self.plan(&Request { kernel, ..Request::new(shape) });
         }
-        let workspace = TopkWorkspace::new(self.device(), shape)?;
+        let workspace = self.workspace(shape)?;
         let scores = DeviceBuffer::from_slice(stream, "scores", scores)?;
         let steps = upload_steps(stream, &steps)?;
         // The gaps between rows are the caller's: they travel to the device and back.

@@ -1,11 +1,11 @@
-//! The checks of the block top-k.
+//! The checks of the block top-k without a device, and of the calls on host memory with and without one.
 
-use super::{Pattern, Random, Selection};
+use super::data::Random;
+use super::topk::{Pattern, Selection};
+use super::{Report, same_bits, simt};
 use crate::backend::Backend;
-use crate::check::{Report, same_bits, simt};
 use crate::cpu::{self, Isa};
 use crate::cuda;
-use crate::error::Error;
 use crate::topk::{INDEX_DIM, INDEX_HEADS, Kernel, Scores, WIDTH};
 use ::simt::Order;
 
@@ -14,7 +14,7 @@ const CONTEXTS: [i32; 13] = [0, 1, 3, 4, 7, 2050, 2051, 2052, 2053, 2055, 2056, 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(3)];
 
 /// Every instruction set of the CPU backend against a sort.
-pub fn cpu_cases(report: &mut Report<'_>) {
+pub(super) fn cpu_cases(report: &mut Report<'_>) {
     for pattern in Pattern::ALL {
         for width in [1, 6, 64, WIDTH, 4100] {
             let selection = Selection::new(pattern, &CONTEXTS, width, 3, width as u64);
@@ -30,11 +30,11 @@ pub fn cpu_cases(report: &mut Report<'_>) {
 }
 
 /// The kernels on the SIMT executor against a sort, and the scores against the CPU backend.
-pub fn simt_cases(report: &mut Report<'_>) {
+pub(super) fn simt_cases(report: &mut Report<'_>) {
     for (index, pattern) in Pattern::ALL.into_iter().enumerate() {
         let order = ORDERS[index % ORDERS.len()];
         let selection = Selection::new(pattern, &[9, 0, 65, 401, 2053], 64, 3, index as u64);
-        for kernel in Kernel::ALL.into_iter().filter(|&kernel| cuda::launches(kernel, 1).is_ok()) {
+        for kernel in Kernel::ALL.into_iter().filter(|&kernel| cuda::launches(kernel, 1, 1, 1).is_ok()) {
             report.case(&format!("simt {kernel} {pattern} {order}"), || {
                 let mut ids = selection.blank();
                 simt::topk(kernel, order, selection.call(&mut ids)).map_err(|fault| fault.to_string())?;
@@ -50,77 +50,19 @@ pub fn simt_cases(report: &mut Report<'_>) {
     }
 }
 
-/// Every kernel that can run on the device, and the one that the plan chooses, against the CPU backend.
-pub fn device_cases(backend: &Backend, report: &mut Report<'_>) {
-    for pattern in Pattern::ALL {
-        for width in [1, 6, 64, WIDTH, 2301, 4100] {
-            selection_cases(backend, report, pattern, &CONTEXTS, width, 3);
-        }
-        const LONG: [i32; 9] = [3001, 65_538, 135_168, 135_169, 135_170, 135_171, 262_142, 262_143, 262_144];
-        selection_cases(backend, report, pattern, &LONG, WIDTH, 2);
-    }
-    // What an engine asks for: the largest context of the call, and the capacity of its rows.
-    const CALLS: [(i32, usize); 9] = [
-        (9000, 9000),
-        (135_160, 135_160),
-        (135_176, 135_176),
-        (2100, 262_144),
-        (9000, 262_144),
-        (32_768, 262_144),
-        (262_144, 262_144),
-        (300_001, 524_288),
-        (524_288, 524_288),
-    ];
-    for (context, capacity) in CALLS {
-        for queries in [8, 64] {
-            let contexts: Vec<i32> = (0..queries).map(|query| context - query).rev().collect();
-            let spare = capacity / 4 + 2 - (context as usize).div_ceil(4);
-            for pattern in [Pattern::Normal, Pattern::Levels, Pattern::Equal] {
-                selection_cases(backend, report, pattern, &contexts, WIDTH, spare);
-            }
-        }
-    }
-    for (contexts, seed) in [(&[0][..], 1), (&[7], 2), (&CONTEXTS, 3), (&[4096; 40], 4)] {
-        report.case(&format!("scores {} queries, n_kv {}", contexts.len(), contexts[0]), || {
-            Keys::new(contexts, seed).compare(|call| backend.scores(call).map_err(|error| error.to_string()))
-        });
-    }
-}
-
-fn selection_cases(
-    backend: &Backend,
-    report: &mut Report<'_>,
-    pattern: Pattern,
-    contexts: &[i32],
-    width: usize,
-    spare: usize,
-) {
-    let longest = contexts.iter().max().copied().unwrap_or(0);
-    let call = format!(
-        "{} queries to n_kv {longest}, {spare} blocks spare, width={width} {pattern}",
-        contexts.len()
-    );
-    let mut made = None;
-    for kernel in Kernel::ALL.into_iter().map(Some).chain([None]) {
-        let name = format!("topk {} {call}", kernel.map_or("auto", Kernel::name));
-        if !report.wants(&name) {
-            continue;
-        }
-        let (selection, expected) = made.get_or_insert_with(|| {
-            let selection = Selection::new(pattern, contexts, width, spare, longest as u64);
+/// The calls on host memory of a backend, by the plan's choice, against the CPU backend.
+pub(super) fn backend_cases(backend: &Backend, report: &mut Report<'_>) {
+    for (contexts, width) in [(&CONTEXTS[..], WIDTH), (&[], 4), (&[0, 0], 4), (&[1], 1), (&[8, 6], 2400)] {
+        let selection = Selection::new(Pattern::Mix, contexts, width, 0, 9);
+        report.case(&format!("topk host buffers {} queries, width={width}", contexts.len()), || {
             let mut ids = selection.blank();
-            let outcome = cpu::topk(selection.call(&mut ids)).map(|()| ids);
-            (selection, outcome)
+            backend.topk(selection.call(&mut ids), None).map_err(|error| error.to_string())?;
+            same_bits("ids", &ids, &selection.expected())
         });
-        let mut ids = selection.blank();
-        let ran = backend.topk(selection.call(&mut ids), kernel);
-        // It cannot run on this device, or with rows of this length: the plan's tests are about that.
-        if kernel.is_some() && matches!(ran, Err(Error::Variant { .. })) {
-            continue;
-        }
-        report.case(&name, || {
-            ran.map_err(|error| error.to_string())?;
-            same_bits("ids", &ids, expected.as_ref().map_err(Error::to_string)?)
+    }
+    for (contexts, seed) in [(&CONTEXTS[..], 1), (&[], 2), (&[0], 3), (&[7, 3], 4)] {
+        report.case(&format!("scores host buffers {} queries", contexts.len()), || {
+            Keys::new(contexts, seed).compare(|call| backend.scores(call).map_err(|error| error.to_string()))
         });
     }
 }

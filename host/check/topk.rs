@@ -1,11 +1,8 @@
 //! Selections to check: scores that are hard in some way, and what the rule's words make of them.
 
-mod cases;
-
 use super::data::Random;
 use crate::error::{Error, Result};
 use crate::topk::{BLOCK_CELLS, Step, Topk, TopkShape};
-pub(super) use cases::{cpu_cases, device_cases, simt_cases};
 use kernels_gpu::topk::rule::TAIL_BONUS;
 use std::cmp::Ordering;
 use std::fmt;
