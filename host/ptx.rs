@@ -6,7 +6,7 @@ use kernels_gpu::gdn::{conv, out_norm};
 use kernels_gpu::params::{
     Field, HeadsNormArgs, OutNormArgs, PrepareArgs, RecurrenceArgs, ScoresArgs, TopkArgs,
 };
-use kernels_gpu::topk::{histogram, original, scores, sieve};
+use kernels_gpu::topk::{cluster, histogram, original, scores, sieve};
 use serde::Serialize;
 
 /// A PTX module, built for one feature level.
@@ -28,7 +28,9 @@ pub struct Entry {
     pub threads: u32,
     /// Blocks that must fit on an SM; 0 where nothing is asked.
     pub min_blocks: u32,
-    /// `bar.sync` instructions.
+    /// Blocks of a cluster; 0 where it asks for none.
+    pub cluster: u32,
+    /// Barriers of the block and of the cluster.
     pub barriers: u32,
     /// Static shared memory of a block, in bytes.
     pub shared_bytes: u32,
@@ -178,6 +180,11 @@ fn launch(entry: &str) -> Option<Launch> {
             histogram::THREADS,
             "[queries, 1, 1]",
             "the block top-k, rows of at most 67584 blocks, second launch, with the arguments of split_halves",
+        ),
+        "cluster" => topk(
+            cluster::THREADS,
+            "[8 * queries, 1, 1], clusters of 8",
+            "the block top-k, rows of at most 139264 blocks, for few queries",
         ),
         "sieve_rows" => topk(
             sieve::THREADS,

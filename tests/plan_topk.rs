@@ -126,6 +126,8 @@ fn a_kernel_that_is_asked_for_runs_or_is_an_error() {
             }
         }
         // Asked for, a cluster may have any number of queries.
+        assert!(plan(card, forced(Cluster, 139_265)).is_err());
+        assert_eq!(plan(card, forced(Cluster, 139_264)).is_ok(), card.clusters, "{}", card.name);
         assert_eq!(plan(card, forced(Cluster, 65_538)).is_ok(), card.clusters, "{}", card.name);
         let width = |width| plan(card, Request { width, ..forced(Sieve, 1000) });
         assert!(width(2301).is_ok() && matches!(width(2302), Err(Error::Variant { .. })));

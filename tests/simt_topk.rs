@@ -7,7 +7,7 @@ use keyhead::check::topk::{Pattern, Selection};
 use keyhead::topk::{Kernel, Scores, TopkShape};
 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(7)];
-const KERNELS: [Kernel; 5] = [Kernel::Original, Kernel::Register, Kernel::Wide, Kernel::Split, Kernel::Sieve];
+const KERNELS: [Kernel; 6] = Kernel::ALL;
 
 fn check(data: &Selection, kernel: Kernel, order: Order) -> Result<(), String> {
     let what = format!("{kernel} {:?} of {:?} {order}", data.shape, data.n_kv);
@@ -71,6 +71,11 @@ fn split_selects_from_every_content() {
 #[test]
 fn sieve_selects_from_every_content() {
     every_content(Kernel::Sieve);
+}
+
+#[test]
+fn cluster_selects_from_every_content() {
+    every_content(Kernel::Cluster);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::TopkShape;
 use crate::error::{Error, Result};
-use kernels_gpu::topk::sieve;
+use kernels_gpu::topk::{cluster, sieve};
 use std::fmt;
 use std::str::FromStr;
 
@@ -10,8 +10,6 @@ use std::str::FromStr;
 const REGISTER_REACH: usize = 1024 * 33;
 /// Blocks of the two halves of `split`.
 const SPLIT_REACH: usize = 2 * REGISTER_REACH;
-/// Blocks whose keys fit into the shared memory of a cluster's eight CTAs on every card that has clusters.
-const CLUSTER_REACH: usize = 131_074;
 /// With more queries the card is full without clusters.
 const CLUSTER_QUERIES: usize = 16;
 
@@ -194,7 +192,7 @@ fn can_run(kernel: Kernel, device: &Device, width: usize, reach: usize) -> Resul
         Kernel::Original | Kernel::Wide => usize::MAX,
         Kernel::Register => REGISTER_REACH,
         Kernel::Split => SPLIT_REACH,
-        Kernel::Cluster => CLUSTER_REACH,
+        Kernel::Cluster => cluster::REACH,
         Kernel::Sieve => sieve::REACH,
     };
     if kernel == Kernel::Cluster && device.major < 9 {

@@ -98,6 +98,12 @@ pub enum Mutation {
     ScoresDropsTileBarrier,
     /// `scores` adds the tail's bonus to a tail of no cells, too.
     ScoresAlwaysAddsBonus,
+    /// A block of `cluster` reads the counts of the others without waiting for them.
+    ClusterDropsSlotBarrier,
+    /// A block of `cluster` takes itself for the first.
+    ClusterForgetsOtherBlocks,
+    /// `cluster` writes all cells of every tie.
+    ClusterDoesNotCut,
 }
 
 #[cfg(all(feature = "mutations", not(target_arch = "nvptx64")))]

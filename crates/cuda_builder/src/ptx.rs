@@ -22,7 +22,9 @@ pub struct Entry {
     pub threads: u32,
     /// Blocks that must fit on an SM (`.minnctapersm`); 0 where nothing is asked.
     pub min_blocks: u32,
-    /// `bar.sync` instructions.
+    /// Blocks of a cluster (`.reqnctapercluster`); 0 where it asks for none.
+    pub cluster: u32,
+    /// Barriers: `bar.sync` instructions, and `barrier.cluster.arrive`, each of which has its wait.
     pub barriers: u32,
     /// Static shared memory in bytes.
     pub shared_bytes: u32,
@@ -97,11 +99,15 @@ impl Module {
                 entry.threads = number(bound)?;
             } else if let Some(bound) = line.strip_prefix(".minnctapersm ") {
                 entry.min_blocks = number(bound)?;
+            } else if let Some(blocks) = line.strip_prefix(".reqnctapercluster ") {
+                entry.cluster = number(blocks)?;
             } else if line.starts_with(".param ") {
                 entry.param_bytes += number(array_length(line).unwrap_or("8"))?;
             } else if line.starts_with(".shared ") {
                 entry.shared_bytes += number(array_length(line).unwrap_or(""))?;
-            } else if line.starts_with("bar.sync") || line.starts_with("barrier") {
+            } else if line.starts_with("bar.sync")
+                || line.starts_with("barrier") && !line.starts_with("barrier.cluster.wait")
+            {
                 entry.barriers += 1;
             }
             check_line(&entry.name, line)?;
@@ -146,7 +152,9 @@ fn check_line(entry: &str, line: &str) -> Result<(), PtxError> {
             Err(PtxError::LocalMemory { entry, text })
         }
         "call" => Err(PtxError::Call { entry, text }),
-        "ld" | "st" | "atom" | "red" if !qualifiers.iter().any(|q| states_space.contains(q)) => {
+        "ld" | "st" | "atom" | "red"
+            if !qualifiers.iter().any(|q| states_space.contains(&q.trim_end_matches("::cluster"))) =>
+        {
             Err(PtxError::Generic { entry, text })
         }
         _ => Ok(()),
@@ -173,6 +181,7 @@ struct Declared {
     entry: String,
     threads: u32,
     min_blocks: u32,
+    cluster: u32,
     barriers: u32,
 }
 
@@ -193,6 +202,7 @@ impl Declared {
                 match name {
                     "threads" => declared.threads = value,
                     "min_blocks" => declared.min_blocks = value,
+                    "cluster" => declared.cluster = value,
                     "barriers" => declared.barriers = value,
                     _ => {
                         return Err(PtxError::Syntax {
@@ -227,6 +237,9 @@ fn move_markers(assembly: &str, declared: &[Declared]) -> String {
             let _ = writeln!(text, ".maxntid {}", bounds.threads);
             if bounds.min_blocks > 0 {
                 let _ = writeln!(text, ".minnctapersm {}", bounds.min_blocks);
+            }
+            if bounds.cluster > 0 {
+                let _ = writeln!(text, ".explicitcluster\n.reqnctapercluster {}", bounds.cluster);
             }
         }
         // Comments at the end of a line name source labels; nothing in PTX has `//` otherwise.
@@ -265,6 +278,7 @@ mod tests {
                 name: "k".into(),
                 threads: 128,
                 min_blocks: 2,
+                cluster: 0,
                 barriers: 1,
                 shared_bytes: 1040,
                 param_bytes: 24
@@ -273,6 +287,15 @@ mod tests {
         assert!(module.text().contains(")\n.maxntid 128\n.minnctapersm 2\n{\n"));
         assert!(!module.text().contains("//"));
         assert_eq!(Module::parse(module.text()).unwrap(), module);
+    }
+
+    #[test]
+    fn a_cluster_moves_into_the_header_and_its_barriers_count() {
+        let body = "\t// kernel threads=64 cluster=8 barriers=2\n\tbarrier.cluster.arrive.aligned;\n\
+                    \tbarrier.cluster.wait.aligned;\n\tbar.sync 0;\n\tst.shared::cluster.u32 [%r1], %r2;";
+        let module = Module::from_compiler(&assembly(body)).unwrap();
+        assert!(module.text().contains(")\n.maxntid 64\n.explicitcluster\n.reqnctapercluster 8\n{\n"));
+        assert_eq!((module.entries()[0].cluster, module.entries()[0].barriers), (8, 2));
     }
 
     #[test]

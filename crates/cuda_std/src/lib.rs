@@ -16,6 +16,8 @@
 #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
 pub mod async_copy;
 pub mod atomic;
+#[cfg(any(feature = "sm_90", not(target_arch = "nvptx64")))]
+pub mod cluster;
 pub mod fence;
 pub mod float;
 pub mod global;
@@ -50,6 +52,8 @@ pub struct U16x4(pub [u16; 4]);
 pub mod prelude {
     #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
     pub use crate::async_copy;
+    #[cfg(any(feature = "sm_90", not(target_arch = "nvptx64")))]
+    pub use crate::cluster;
     pub use crate::global::{Global, GlobalMut};
     pub use crate::shared::Shared;
     pub use crate::{

@@ -9,7 +9,8 @@ use syn::{Error, FnArg, ItemFn, LitInt, Meta, Token, parse_macro_input};
 /// Makes a function an entry of the PTX module.
 ///
 /// `#[kernel(threads = 128, min_blocks = 2, barriers = 3)]`: `threads` is the largest block (`.maxntid`), `min_blocks` the
-/// blocks that must fit on an SM (`.minnctapersm`, optional), `barriers` how many `bar.sync` the PTX has: the compiler has
+/// blocks that must fit on an SM (`.minnctapersm`, optional), `cluster` the blocks of a cluster, without which the kernel does not
+/// launch (`.reqnctapercluster`, optional, sm_90), `barriers` how many `bar.sync` and cluster barriers the PTX has: the compiler has
 /// cloned barriers before, so the builder fails on any other count. On the host target the function stays what it is, and
 /// runs on the SIMT executor.
 #[proc_macro_attribute]
@@ -29,8 +30,8 @@ fn expand(arguments: Punctuated<Meta, Token![,]>, function: ItemFn) -> Result<To
         match name.as_str() {
             "threads" => has_threads = true,
             "barriers" => has_barriers = true,
-            "min_blocks" => (),
-            _ => return Err(Error::new_spanned(pair, "expected threads, min_blocks or barriers")),
+            "min_blocks" | "cluster" => (),
+            _ => return Err(Error::new_spanned(pair, "expected threads, min_blocks, cluster or barriers")),
         }
         let value = &pair.value;
         let value: u32 = syn::parse2::<LitInt>(quote!(#value))?.base10_parse()?;

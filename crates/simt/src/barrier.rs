@@ -40,6 +40,11 @@ impl Barrier {
         self.epoch.get()
     }
 
+    /// What came before is ordered before what comes now, by another barrier.
+    pub fn next_epoch(&self) {
+        self.epoch.set(self.epoch.get() + 1);
+    }
+
     pub fn passed(&self) -> u64 {
         self.passed.get()
     }

@@ -4,11 +4,13 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::panic;
 use std::ptr;
+use std::rc::Rc;
 
 use corosensei::Yielder;
 
 use crate::async_copy::Queue;
 use crate::barrier::Barrier;
+use crate::cluster::Cluster;
 use crate::fault::{Fault, FaultKind, Problem, Site};
 use crate::launch::Launch;
 use crate::order::{Order, Random};
@@ -40,6 +42,8 @@ pub(crate) struct Context<'a> {
     pub warps: Vec<Warp>,
     pub barrier: Barrier,
     pub shared: RefCell<Shared>,
+    /// The cluster that the block runs in, and its rank there.
+    pub cluster: Option<(Rc<Cluster>, u32)>,
     /// The place in the launch's list of the region that was hit last.
     pub last_region: Cell<usize>,
     pub warp_ops: Cell<u64>,
@@ -76,6 +80,8 @@ pub(crate) enum Wait {
     Barrier,
     /// In a warp operation.
     Warp,
+    /// In a cluster barrier.
+    Cluster,
     /// It returned.
     Exited,
 }
@@ -100,7 +106,7 @@ pub(crate) struct Who<'a> {
 }
 
 impl<'a> Context<'a> {
-    pub fn new(launch: &'a Launch<'a>) -> Self {
+    pub fn new(launch: &'a Launch<'a>, cluster: Option<(Rc<Cluster>, u32)>) -> Self {
         let block_dim = launch.block_dim();
         let count = block_dim.count() as usize;
         let interrupts = match launch.schedule() {
@@ -120,6 +126,7 @@ impl<'a> Context<'a> {
             warps: (0..count.div_ceil(32)).map(|warp| Warp::new(count - warp * 32)).collect(),
             barrier: Barrier::new(),
             shared: RefCell::new(Shared::new(launch)),
+            cluster,
             last_region: Cell::new(0),
             warp_ops: Cell::new(0),
             exited: Cell::new(0),
@@ -285,6 +292,11 @@ impl<'a> Context<'a> {
         }
         self.note(problem);
         panic::resume_unwind(Box::new(Raised))
+    }
+
+    /// A fault was found in another block of the cluster.
+    pub fn kill(&self) {
+        self.dead.set(true);
     }
 
     /// A fault was found.

@@ -2,7 +2,9 @@
 
 use std::marker::PhantomData;
 use std::mem::size_of_val;
+use std::rc::Rc;
 
+use crate::cluster::Cluster;
 use crate::context::{Context, Entered, is_entered};
 use crate::fault::{Fault, FaultKind, Problem};
 use crate::global::Region;
@@ -22,6 +24,7 @@ pub struct Launch<'a> {
     dynamic_shared: usize,
     shared_limit: usize,
     poison_readable: bool,
+    cluster: u32,
     regions: Vec<Region>,
     /// The registered buffers stay borrowed, the outputs exclusively.
     buffers: PhantomData<&'a mut ()>,
@@ -53,6 +56,7 @@ impl<'a> Launch<'a> {
             dynamic_shared: 0,
             shared_limit: SHARED_LIMIT,
             poison_readable: false,
+            cluster: 1,
             regions: Vec::new(),
             buffers: PhantomData,
         }
@@ -61,6 +65,12 @@ impl<'a> Launch<'a> {
     /// Sets the order of threads and blocks, whatever `SIMT_SEED` says.
     pub fn order(mut self, order: Order) -> Self {
         self.order = Some(order);
+        self
+    }
+
+    /// Makes clusters of so many blocks along x.
+    pub fn cluster(mut self, blocks: u32) -> Self {
+        self.cluster = blocks;
         self
     }
 
@@ -109,7 +119,10 @@ impl<'a> Launch<'a> {
         assert!(!is_entered(), "`Launch::run` was called inside a kernel");
         self.check()?;
         panics::install_hook();
-        let context = Context::new(self);
+        if self.cluster > 1 {
+            return self.run_clusters(&kernel);
+        }
+        let context = Context::new(self, None);
         // SAFETY: `context` stays in place until the end of this function, where `_entered` is dropped before
         // it.
         let _entered = unsafe { Entered::new(&context) };
@@ -131,6 +144,32 @@ impl<'a> Launch<'a> {
         })
     }
 
+    fn run_clusters(&self, kernel: &impl Fn()) -> Result<Stats, Fault> {
+        let size = self.cluster as usize;
+        let cluster = Rc::new(Cluster::new(size * self.block.count() as usize));
+        let context = |rank| Context::new(self, Some((cluster.clone(), rank)));
+        let contexts: Vec<Context<'_>> = (0..self.cluster).map(context).collect();
+        // SAFETY: `contexts` does not change until the end of this function.
+        unsafe { cluster.set_blocks(&contexts) };
+        let mut schedulers: Vec<Scheduler> = (0..size).map(|_| Scheduler::new(self.schedule())).collect();
+        let mut stats = Stats::default();
+        for index in self.schedule().blocks(self.grid.count() / u64::from(self.cluster)) {
+            cluster.begin();
+            Scheduler::run_cluster(&mut schedulers, &contexts, index, kernel);
+            if let Some(fault) = contexts.iter().find_map(Context::take_fault) {
+                return Err(fault);
+            }
+            stats.blocks += u64::from(self.cluster);
+        }
+        for (context, scheduler) in contexts.iter().zip(&schedulers) {
+            stats.barriers += context.barrier.passed();
+            stats.warp_ops += context.warp_ops.get();
+            stats.shared_bytes = stats.shared_bytes.max(context.shared.borrow().largest());
+            stats.switches += scheduler.switches;
+        }
+        Ok(stats)
+    }
+
     /// The limits of every current device.
     fn check(&self) -> Result<(), Fault> {
         let Launch { grid, block, .. } = self;
@@ -138,6 +177,8 @@ impl<'a> Launch<'a> {
             format!("a grid of {grid} blocks")
         } else if block.count() == 0 || block.count() > 1024 || block.z > 64 {
             format!("a block of {block} threads")
+        } else if !matches!(self.cluster, 1 | 2 | 4 | 8) || !grid.x.is_multiple_of(self.cluster) {
+            format!("clusters of {} blocks in a grid of {grid}", self.cluster)
         } else if self.dynamic_shared > self.shared_limit {
             let what =
                 format!("{} bytes of dynamic shared memory of {}", self.dynamic_shared, self.shared_limit);

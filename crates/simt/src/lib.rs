@@ -28,11 +28,16 @@
 //! assert!(output.iter().eq(input.iter().rev()));
 //! ```
 //!
+//! With [`Launch::cluster`] the blocks of a cluster run together and may write each other's shared memory. Such a write is checked for
+//! bounds, and an access of the block to bytes that another one wrote is a race until both have passed a cluster barrier. The reverse, a
+//! write from outside to bytes that the block itself accessed since that barrier, is not looked for.
+//!
 //! The functions of this module are for kernels: they panic outside of a launch. Each counts the place it is
 //! called from as its site, so a wrapper has to be `#[track_caller]`.
 
 mod async_copy;
 mod barrier;
+mod cluster;
 mod context;
 mod dim;
 mod fault;
@@ -125,6 +130,31 @@ pub fn warp_barrier(mask: u32) {
 pub fn warp_exchange(op: &'static str, mask: u32, value: u64) -> WarpValues {
     let site = Location::caller();
     current(|context| warp::exchange(context, op, mask, value, site))
+}
+
+/// Waits until all threads of the cluster have come here: `barrier.cluster.arrive` and `.wait`.
+#[track_caller]
+#[inline]
+pub fn cluster_barrier() {
+    let site = Location::caller();
+    current(|context| cluster::wait(context, site));
+}
+
+/// The block's rank in its cluster; 0 in a launch without clusters.
+#[track_caller]
+pub fn cluster_rank() -> u32 {
+    current(|context| context.cluster.as_ref().map_or(0, |(_, rank)| *rank))
+}
+
+/// Writes a value to the shared memory of the cluster's block `rank`, at the place that `addr` is in this block's.
+#[track_caller]
+#[inline]
+pub fn cluster_store<T: NoUninit>(rank: u32, addr: u32, value: T) {
+    let site = Location::caller();
+    current(|context| {
+        context.step(site);
+        cluster::store(context, rank, addr, value, site);
+    });
 }
 
 /// The address of a shared array of the block. All threads that come to one place, with one size and

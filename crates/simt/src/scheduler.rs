@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 
-use crate::context::{Context, Wait};
+use crate::context::{Context, Entered, Wait};
 use crate::fault::{FaultKind, Problem};
 use crate::order::{Order, Random};
 use crate::stack;
@@ -37,32 +37,87 @@ impl Scheduler {
 
     /// Runs one block. A fault it found is in the context.
     pub fn run_block(&mut self, context: &Context<'_>, index: u64, kernel: &impl Fn()) {
+        let mut fibers = self.begin(context, index, kernel);
+        self.advance(context, &mut fibers);
+        if !context.is_dead() && context.exited.get() < fibers.len() {
+            context.note(stall(context));
+        }
+        end(context, fibers);
+    }
+
+    /// Runs a cluster: each block until none of its threads can go on, in turn. A fault that was found is in one of the contexts.
+    pub fn run_cluster(
+        schedulers: &mut [Scheduler],
+        contexts: &[Context<'_>],
+        index: u64,
+        kernel: &impl Fn(),
+    ) {
+        let first = index * contexts.len() as u64;
+        let mut fibers = Vec::new();
+        for (rank, context) in contexts.iter().enumerate() {
+            fibers.push(schedulers[rank].begin(context, first + rank as u64, kernel));
+        }
+        let mut goes_on = true;
+        while goes_on && !contexts.iter().any(Context::is_dead) {
+            goes_on = false;
+            let (start, step) = schedulers[0].round(contexts.len());
+            for turn in 0..contexts.len() {
+                let rank = (start + turn * step) % contexts.len();
+                let (scheduler, context) = (&mut schedulers[rank], &contexts[rank]);
+                // SAFETY: the contexts stay in place for the whole run; the value is dropped before the next one is made.
+                let _entered = unsafe { Entered::new(context) };
+                context.pass_cluster_barrier();
+                let switches = scheduler.switches;
+                scheduler.advance(context, &mut fibers[rank]);
+                goes_on |= scheduler.switches > switches;
+                if context.is_dead() {
+                    break;
+                }
+            }
+        }
+        let stuck = |context: &&Context<'_>| context.exited.get() < context.threads.len();
+        if !contexts.iter().any(Context::is_dead)
+            && let Some(context) = contexts.iter().find(stuck)
+        {
+            context.note(stall(context));
+        }
+        if contexts.iter().any(Context::is_dead) {
+            contexts.iter().for_each(Context::kill);
+        }
+        for (context, fibers) in contexts.iter().zip(fibers) {
+            // SAFETY: as above.
+            let _entered = unsafe { Entered::new(context) };
+            end(context, fibers);
+        }
+    }
+
+    /// The block of a cluster that runs first, and how far it is from each to the next.
+    fn round(&mut self, blocks: usize) -> (usize, usize) {
+        match self.order {
+            Order::Ascending | Order::WarpReversed => (0, 1),
+            Order::Descending => (blocks - 1, blocks - 1),
+            Order::Seeded(_) => (self.random.below(blocks as u64) as usize, 1),
+        }
+    }
+
+    fn begin(&mut self, context: &Context<'_>, index: u64, kernel: &impl Fn()) -> Vec<Fiber> {
         context.begin_block(index);
         self.turn = 0;
         self.batches.clear();
         self.batches.resize(context.warps.len(), 0);
-        let mut fibers: Vec<Fiber> =
-            (0..context.threads.len()).map(|thread| fiber(context, thread, kernel)).collect();
+        (0..context.threads.len()).map(|thread| fiber(context, thread, kernel)).collect()
+    }
 
+    /// Runs threads until none can go on.
+    fn advance(&mut self, context: &Context<'_>, fibers: &mut [Fiber]) {
         while !context.is_dead() {
-            let Some(thread) = self.pick(context) else {
-                if context.exited.get() < fibers.len() {
-                    context.note(stall(context));
-                }
-                break;
-            };
+            let Some(thread) = self.pick(context) else { break };
             self.switches += 1;
             let result = context.on_behalf(thread, || fibers[thread].resume(()));
             debug_assert!(match result {
                 CoroutineResult::Yield(()) => !fibers[thread].done(),
                 CoroutineResult::Return(()) => fibers[thread].done(),
             });
-        }
-
-        for (thread, mut fiber) in fibers.into_iter().enumerate() {
-            // Runs the destructors of a thread that a fault stopped half-way.
-            context.on_behalf(thread, || fiber.force_unwind());
-            stack::give_back(fiber.into_stack());
         }
     }
 
@@ -111,6 +166,14 @@ impl Scheduler {
         let turn = random as u32 % 32;
         let lane = (context.warps[warp].runnable.get().rotate_right(turn).trailing_zeros() + turn) % 32;
         Some(warp * 32 + lane as usize)
+    }
+}
+
+fn end(context: &Context<'_>, fibers: Vec<Fiber>) {
+    for (thread, mut fiber) in fibers.into_iter().enumerate() {
+        // Runs the destructors of a thread that a fault stopped half-way.
+        context.on_behalf(thread, || fiber.force_unwind());
+        stack::give_back(fiber.into_stack());
     }
 }
 

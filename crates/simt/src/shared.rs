@@ -1,5 +1,6 @@
 //! The shared memory of a block: its arrays, its bytes, and for each byte whether it may be read.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use bytemuck::{AnyBitPattern, NoUninit, Pod};
@@ -45,6 +46,10 @@ pub(crate) struct Shared {
     /// Reads of bytes that nobody wrote give the poison.
     poison_readable: bool,
     poison: Random,
+    /// For the words that another block of the cluster wrote, in which phase.
+    foreign: HashMap<usize, u32>,
+    /// Counts the cluster barriers that the block passed.
+    phase: u32,
 }
 
 struct Array {
@@ -70,13 +75,48 @@ impl Shared {
             limit: launch.limit(),
             poison_readable: launch.is_poison_readable(),
             poison: Random::new(0),
+            foreign: HashMap::new(),
+            phase: 0,
         }
+    }
+
+    /// False if the block is in that phase of its cluster.
+    pub fn enter_phase(&mut self, phase: u32) -> bool {
+        std::mem::replace(&mut self.phase, phase) != phase
+    }
+
+    /// Writes for another block of the cluster. Says what is wrong with the place otherwise.
+    pub fn write_from_outside(
+        &mut self,
+        addr: u32,
+        align: usize,
+        bytes: &[u8],
+        phase: u32,
+    ) -> Result<(), String> {
+        let range = addr as usize..addr as usize + bytes.len();
+        if !range.start.is_multiple_of(align) || !(range.start | bytes.len()).is_multiple_of(4) {
+            return Err(format!("{}, which are not aligned,", bytes_text(&range)));
+        }
+        let words = range.start / 4..range.end / 4;
+        if !words.clone().all(|word| self.state.get(word).is_some_and(|state| state & ALLOCATED == ALLOCATED))
+        {
+            return Err(format!("{}, which are outside of all arrays declared so far,", bytes_text(&range)));
+        }
+        for word in words {
+            self.state[word] |= WRITTEN;
+            if phase > 0 {
+                self.foreign.insert(word, phase);
+            }
+        }
+        self.data[range].copy_from_slice(bytes);
+        Ok(())
     }
 
     /// Forgets the arrays of the block before. What the shadow remembers is of an earlier epoch and may stay.
     pub fn begin_block(&mut self, salt: u64, block: u64) {
         self.poison = Random::new(salt.rotate_left(32) ^ block);
         self.state.fill(0);
+        self.foreign.clear();
         self.arrays.clear();
         self.end = BASE - RED_ZONE;
         self.used = 0;
@@ -164,6 +204,14 @@ impl Shared {
         // `align` is a power of two; a remainder would take longer than the rest of a check.
         if range.start & (align - 1) != 0 {
             return Err(self.misaligned(who, addr, size, align, mode));
+        }
+        if !self.foreign.is_empty()
+            && (range.start / 4..range.end.div_ceil(4))
+                .any(|word| self.foreign.get(&word) == Some(&self.phase))
+        {
+            let what = format!("no cluster barrier orders another block's write to {}", bytes_text(&range));
+            let problem = Problem::new(FaultKind::SharedRace, what);
+            return Err(Box::new(problem.by(who.thread.into(), who.site, mode_text(mode))));
         }
         let (care, expect) = match mode {
             Mode::Read | Mode::Atomic => (ALLOCATED | WRITTEN | PENDING | SPLIT, ALLOCATED | WRITTEN),

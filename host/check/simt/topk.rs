@@ -3,7 +3,7 @@
 use crate::cuda::{self, DeviceScores, DeviceTopk};
 use crate::topk::{Kernel, Scores, Step, Topk};
 use kernels_gpu::params::TopkArgs;
-use kernels_gpu::topk::{original, register, sieve, split, wide};
+use kernels_gpu::topk::{cluster, original, register, sieve, split, wide};
 use simt::{Fault, Launch, Order, Stats};
 
 /// What the scratch holds before a launch.
@@ -19,8 +19,7 @@ pub fn topk(kernel: Kernel, order: Order, call: Topk<'_>) -> Result<(), Fault> {
     let reach = call.reach();
     let Topk { shape, scores, steps, ids } = call;
     let steps: Vec<i32> = steps.into_iter().flat_map(Step::words).collect();
-    let launches =
-        cuda::launches(kernel, shape.queries(), reach, RESIDENT).expect("a kernel of this version");
+    let launches = cuda::launches(kernel, shape.queries(), reach, RESIDENT);
     let len = launches.iter().map(|launch| cuda::scratch_len(launch, shape)).max().unwrap_or(0);
     let mut scratch = vec![GARBAGE; len];
     if kernel == Kernel::Sieve {
@@ -36,7 +35,9 @@ pub fn topk(kernel: Kernel, order: Order, call: Topk<'_>) -> Result<(), Fault> {
     let args = device_call.args(reach, scratch.as_mut_ptr() as u64);
     for cuda::Launch { entry, blocks, threads } in launches {
         let kernel = selection(entry);
+        let cluster = if entry == "cluster" { cluster::BLOCKS } else { 1 };
         Launch::new(blocks, threads)
+            .cluster(cluster)
             .order(order)
             .input("scores", scores)
             .input("steps", &steps)
@@ -50,6 +51,7 @@ pub fn topk(kernel: Kernel, order: Order, call: Topk<'_>) -> Result<(), Fault> {
 
 fn selection(entry: &str) -> unsafe fn(TopkArgs) {
     match entry {
+        "cluster" => cluster::cluster,
         "original" => original::original,
         "register" => register::register,
         "wide" => wide::wide,

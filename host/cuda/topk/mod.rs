@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kernels_gpu::params::{Global, GlobalMut, ScoresArgs, TopkArgs};
-use kernels_gpu::topk::{histogram, original, scores, sieve, split};
+use kernels_gpu::topk::{cluster, histogram, original, scores, sieve, split};
 
 use super::gdn::check_address;
 use super::{Device, DeviceBuffer, Kernels, Stream};
@@ -80,15 +80,13 @@ impl DeviceTopk {
 }
 
 /// The launches of a selection, in their order. `resident` is how many blocks of `sieve_split` the device holds at a time.
-///
-/// Errors: `Variant`.
-pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: usize) -> Result<Vec<Launch>> {
+pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: usize) -> Vec<Launch> {
     let launch = |entry, blocks: usize, threads: usize| Launch {
         entry,
         blocks: blocks as u32,
         threads: threads as u32,
     };
-    Ok(match kernel {
+    match kernel {
         Kernel::Original => vec![launch("original", queries, original::THREADS)],
         Kernel::Register => vec![launch("register", queries, histogram::THREADS)],
         Kernel::Wide => vec![launch("wide", queries, histogram::THREADS)],
@@ -100,11 +98,8 @@ pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: u
             1 => vec![launch("sieve_rows", queries, sieve::THREADS)],
             parts => vec![launch("sieve_split", queries * parts, sieve::THREADS)],
         },
-        Kernel::Cluster => {
-            let reason = "this version has no such kernel".into();
-            return Err(Error::Variant { variant: kernel.to_string(), reason });
-        }
-    })
+        Kernel::Cluster => vec![launch("cluster", queries * cluster::BLOCKS as usize, cluster::THREADS)],
+    }
 }
 
 /// Words of scratch of a launch. The first `queries` of `sieve_split` are 0 whenever it does not run, the others may be anything.
@@ -221,8 +216,6 @@ impl Topk {
         let facts = self.device().facts();
         let device = topk::Device { major: facts.major, minor: facts.minor };
         let plan = Plan::new(&device, request, &self.inner.switches)?;
-        // A kernel that this version lacks is refused here.
-        launches(plan.kernel, request.queries, plan.reach, 0)?;
         let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
         plans.insert(*request, plan.clone());
         Ok(plan)
@@ -275,7 +268,7 @@ impl Topk {
         }
         let plan = self.plan(&call.request(kernel))?;
         let resident = if plan.kernel == Kernel::Sieve { self.sieve_resident()? } else { 0 };
-        let launches = launches(plan.kernel, shape.queries(), plan.reach, resident)?;
+        let launches = launches(plan.kernel, shape.queries(), plan.reach, resident);
         if shape.queries() == 0 {
             return Ok(plan);
         }

@@ -21,27 +21,20 @@
 
 use super::{KEPT, KEYS, Query, Row, SECTOR, THREADS, most_blocks, rank};
 use crate::mutation::{self, Mutation};
+use crate::topk::digits::{self, DIGIT_BITS, DIGITS, Tail, highest_bit, inclusive_sum};
 use crate::topk::rule::{BLOCK_CELLS, Step};
 use cuda_std::prelude::*;
 use warp::{FULL, WarpReductionOp};
 
 const WARPS: usize = THREADS / 32;
-const DIGIT_BITS: u32 = 8;
-const DIGITS: usize = 1 << DIGIT_BITS;
-/// Digits that a lane of the first warp looks through.
-const LANE_DIGITS: usize = DIGITS / 32;
 /// Words that a thread reads again at a time: all of 514 chunks of 8, and half of the most there are.
 const BATCH: usize = KEYS / 2 / THREADS;
 
-// The words of `found`.
-/// The threshold's digit, the cells above it, the keys that have it.
-const DIGIT: usize = 0;
-const ABOVE: usize = 1;
-const HELD: usize = 2;
+// The words of `found` behind those of [`digits`].
 /// The position in the list of the last node that is kept at the threshold.
-const CUT: usize = 3;
+const CUT: usize = digits::FOUND;
 /// The rank of the tail where it has less than a block's cells, or 0.
-const TAIL: usize = 4;
+const TAIL: usize = digits::FOUND + 1;
 
 /// What a round looks for.
 #[derive(Clone, Copy)]
@@ -279,9 +272,9 @@ impl Chip {
         }
     }
 
-    /// Finds the threshold of `elements` keys, whose first digits are counted in histogram `digits`. Another one, empty, is `digits` then.
+    /// Finds the threshold of `elements` keys, whose first digits are counted in `histogram`. Another one, empty, is `histogram` then.
     #[inline(always)]
-    unsafe fn threshold(self, elements: u32, goal: Goal, digits: &mut usize) -> Threshold {
+    unsafe fn threshold(self, elements: u32, goal: Goal, histogram: &mut usize) -> Threshold {
         let thread = thread::thread_idx_x();
         let (mut prefix, mut need) = (0, goal.cells);
         let mut bits = hint::opaque(32 - DIGIT_BITS);
@@ -294,16 +287,22 @@ impl Chip {
             loop {
                 thread::sync_threads();
                 if thread < DIGITS as u32 {
-                    self.digits.at((*digits ^ 1) * DIGITS + thread as usize).write(0, 0);
+                    self.digits.at((*histogram ^ 1) * DIGITS + thread as usize).write(0, 0);
                 }
                 if thread < 32 {
-                    self.find_digit(*digits, prefix, bits, need, goal);
+                    let counts = self.digits.at(*histogram * DIGITS);
+                    let tail = self.found.at(TAIL).read(0);
+                    let tail = Tail {
+                        digit: if tail > 0 { (tail ^ prefix) >> bits } else { u32::MAX },
+                        lacking: goal.lacking,
+                    };
+                    digits::find(counts, self.found, goal.unit, need, tail);
                 }
                 thread::sync_threads();
-                prefix |= self.found.at(DIGIT).read(0) << bits;
-                need -= self.found.at(ABOVE).read(0);
-                let held = self.found.at(HELD).read(0);
-                *digits ^= 1;
+                prefix |= self.found.at(digits::DIGIT).read(0) << bits;
+                need -= self.found.at(digits::ABOVE).read(0);
+                let held = self.found.at(digits::HELD).read(0);
+                *histogram ^= 1;
                 // The lower digits do not matter where all that have this one are kept, and none of several is cut.
                 let mut all_fit = held <= (need >> goal.unit) + goal.spare || held == 1;
                 if mutation::is(Mutation::SieveCutsEarly) {
@@ -320,63 +319,11 @@ impl Chip {
                     for i in 0..4 {
                         let digit = (keys[i] ^ prefix) >> bits;
                         if keys[i] > 0 && digit < DIGITS as u32 {
-                            self.count(*digits, digit);
+                            self.count(*histogram, digit);
                         }
                     }
                     first += 4 * THREADS as u32;
                 }
-            }
-        }
-    }
-
-    /// Looks for the digit at which the cells from the top digit on reach `need`. The first warp calls it.
-    #[inline(always)]
-    unsafe fn find_digit(self, digits: usize, prefix: u32, bits: u32, need: u32, goal: Goal) {
-        let lane = warp::lane_id() as usize;
-        // The first lane has the top digits.
-        let lowest = LANE_DIGITS * (31 - lane);
-        let mut held = [0; LANE_DIGITS];
-        // SAFETY: the race argument above.
-        let tail = unsafe {
-            for half in 0..LANE_DIGITS / 4 {
-                let U32x4(four) = self.digits.at(digits * DIGITS + lowest + 4 * half).read_as(0);
-                for i in 0..4 {
-                    held[4 * half + i] = four[i];
-                }
-            }
-            self.found.at(TAIL).read(0)
-        };
-        let tail_digit = if tail == 0 { u32::MAX } else { (tail ^ prefix) >> bits };
-        let mut cells = [0; LANE_DIGITS];
-        let mut sum = 0;
-        for i in 0..LANE_DIGITS {
-            cells[i] = held[i] << goal.unit;
-            if tail_digit == (lowest + i) as u32 {
-                cells[i] -= goal.lacking;
-            }
-            sum += cells[i];
-        }
-        let through = inclusive_sum(sum);
-        let mut above = through - sum;
-        if above < need && need <= through {
-            let (mut digit, mut digit_held) = (0, 0);
-            let mut is_found = false;
-            for i in (0..LANE_DIGITS).rev() {
-                let reaches = above + cells[i] >= need;
-                if reaches && !is_found {
-                    digit = (lowest + i) as u32;
-                    digit_held = held[i];
-                }
-                is_found |= reaches;
-                if !is_found {
-                    above += cells[i];
-                }
-            }
-            // SAFETY: the race argument above; the ranges of the lanes do not overlap, so one lane is here.
-            unsafe {
-                self.found.at(DIGIT).write(0, digit);
-                self.found.at(ABOVE).write(0, above);
-                self.found.at(HELD).write(0, digit_held);
             }
         }
     }
@@ -465,24 +412,4 @@ impl Chip {
             }
         }
     }
-}
-
-/// Of a word that is not 0.
-#[inline(always)]
-fn highest_bit(word: u32) -> u32 {
-    1 << (31 - word.leading_zeros())
-}
-
-/// The sum of the words of the lanes up to the caller's.
-#[inline(always)]
-fn inclusive_sum(word: u32) -> u32 {
-    let mut sum = word;
-    for level in 0..5 {
-        let distance = 1 << level;
-        let below = warp::warp_shuffle_up(FULL, sum, distance);
-        if warp::lane_id() >= distance {
-            sum += below;
-        }
-    }
-    sum
 }

@@ -1,10 +1,10 @@
-//! The selection kernel `sieve` on the SIMT executor, against a plain sort.
+//! The selection kernels `sieve` and `cluster` on the SIMT executor, against a plain sort.
 
 use ::simt::{Launch, Order};
 use kernels_gpu::mutation::{self, Mutation};
 use kernels_gpu::params::{Global, GlobalMut, TopkArgs};
 use kernels_gpu::topk::rule::{Step, key};
-use kernels_gpu::topk::sieve;
+use kernels_gpu::topk::{cluster, sieve};
 
 const WIDTH: u32 = 2051;
 /// What ids hold that no kernel writes.
@@ -145,9 +145,10 @@ enum Entry {
     /// By so many blocks a query.
     Split(u32),
     Maxima,
+    Cluster,
 }
 
-const ENTRIES: [Entry; 4] = [Entry::Rows, Entry::Split(5), Entry::Split(1), Entry::Maxima];
+const ENTRIES: [Entry; 5] = [Entry::Rows, Entry::Split(5), Entry::Split(1), Entry::Maxima, Entry::Cluster];
 /// What scratch holds where a kernel may find anything: the largest key.
 const GARBAGE: u32 = 0xff80_0000;
 
@@ -203,8 +204,14 @@ impl Queries {
             Entry::Rows => (1, sieve::sieve_rows),
             Entry::Split(parts) => (parts, sieve::sieve_split),
             Entry::Maxima => (1, sieve::sieve_maxima),
+            Entry::Cluster => (cluster::BLOCKS, cluster::cluster),
         };
-        Launch::new(blocks * queries as u32, sieve::THREADS as u32)
+        let (threads, size) = match entry {
+            Entry::Cluster => (cluster::THREADS, cluster::BLOCKS),
+            _ => (sieve::THREADS, 1),
+        };
+        Launch::new(blocks * queries as u32, threads as u32)
+            .cluster(size)
             .order(order)
             .shared_limit(48 << 10)
             .input("scores", scores)
@@ -225,7 +232,7 @@ impl Queries {
     fn scratch(&self, entry: Entry, reach: u32) -> Vec<u128> {
         let queries = self.steps.len();
         let mut words = match entry {
-            Entry::Rows => vec![GARBAGE; 4],
+            Entry::Rows | Entry::Cluster => vec![GARBAGE; 4],
             Entry::Split(_) => vec![GARBAGE; sieve::split_scratch(queries)],
             Entry::Maxima => vec![GARBAGE; queries * sieve::maxima_stride(reach)],
         };
@@ -300,6 +307,9 @@ fn every_pattern_in_a_row_of_262144_cells() {
 fn longer_rows_have_larger_chunks() {
     for (index, cells) in [300_001, 524_288, 1_048_576, 2_000_003].into_iter().enumerate() {
         for entry in ENTRIES {
+            if entry == Entry::Cluster && cells as usize / 4 >= cluster::REACH {
+                continue;
+            }
             for pattern in [Pattern::Normal, Pattern::AllEqual, Pattern::OneAChunk, Pattern::Mixed] {
                 let queries = Queries::new(&[Step::new(cells, WIDTH)], 2 * index + 1, |_, blocks, random| {
                     pattern.row(blocks, random)
@@ -412,6 +422,9 @@ fn mutated_kernels_are_caught() {
         (Mutation::SieveDropsListBarrier, Entry::Maxima, rows(Pattern::Normal, 45_000)),
         (Mutation::SieveSplitTakesFirst, Entry::Split(5), rows(Pattern::Normal, 45_000)),
         (Mutation::SieveSplitLeavesCounter, Entry::Split(5), rows(Pattern::Normal, 45_000)),
+        (Mutation::ClusterDropsSlotBarrier, Entry::Cluster, rows(Pattern::Normal, 45_000)),
+        (Mutation::ClusterForgetsOtherBlocks, Entry::Cluster, rows(Pattern::Normal, 45_000)),
+        (Mutation::ClusterDoesNotCut, Entry::Cluster, rows(Pattern::AllEqual, 45_000)),
         (Mutation::SieveMaximaLoseLast, Entry::Maxima, rows(Pattern::Ascending, 45_000)),
     ];
     for (mutation, entry, queries) in faults {
