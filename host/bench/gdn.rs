@@ -1,6 +1,6 @@
 //! The recurrence variants and the out norm, on random inputs of any length.
 
-use super::{Contender, Row, alternate, runnable};
+use super::{Contender, Row, alternate, rounds, runnable};
 use crate::check::{Data, Shape};
 use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, Stream};
 use crate::error::Result;
@@ -8,11 +8,6 @@ use crate::gdn::{Dtype, HEAD_DIM, Heads, NormAct, StateLayout};
 
 /// Tokens that are made at random; longer inputs repeat them.
 const RANDOM_TOKENS: usize = 1024;
-
-/// Timed rounds for a call of `tokens`.
-fn rounds(tokens: usize) -> usize {
-    if tokens >= 16_384 { 10 } else { 20 }
-}
 
 /// One layer's inputs and outputs on the device, in the packed layout.
 pub(super) struct Layer {

@@ -4,10 +4,12 @@
 //! the rounds behind the warm-up, between CUDA events.
 
 mod gdn;
+mod layer;
 mod sms;
 mod topk;
 
 pub use gdn::{norm, recurrence};
+pub use layer::layer;
 pub use sms::{SmsRow, sms};
 pub use topk::{TopkCall, scores, topk};
 
@@ -17,6 +19,11 @@ use crate::gdn::{Heads, Request, Variant};
 
 /// Rounds that are not counted.
 const WARM_UP: usize = 3;
+
+/// Timed rounds for a call of `tokens`.
+fn rounds(tokens: usize) -> usize {
+    if tokens >= 16_384 { 10 } else { 20 }
+}
 
 /// A measured row.
 #[derive(Clone, Debug, serde::Serialize)]

@@ -39,6 +39,7 @@ pub(super) fn run(gdn: &Gdn, backend: &Backend, report: &mut Report<'_>) {
     }
     edge_cases(gdn, &stream, report);
     host_cases(backend, report);
+    super::device_layer::run(gdn, &stream, report);
 }
 
 /// Extreme gates, betas, keys and values, and a NaN that must stay in its head.
@@ -90,7 +91,6 @@ fn run_recurrence(gdn: &Gdn, stream: &Stream, data: &Data, variant: Variant, fir
     let upload = |what: &str, words: &[f32]| DeviceBuffer::from_slice(stream, what, words);
     let (qkv, gate, beta) =
         (upload("qkv", &data.qkv)?, upload("gate", &data.gate)?, upload("beta", &data.beta)?);
-    let guarded = |words: &[f32]| [words, &[GUARD_WORD; GUARD]].concat();
     let blank = data.blank();
     let (state, y) = (upload("state", &guarded(&blank.state))?, upload("y", &guarded(&blank.y))?);
 
@@ -118,15 +118,21 @@ fn run_recurrence(gdn: &Gdn, stream: &Stream, data: &Data, variant: Variant, fir
     Ok(Output { y: unguarded(stream, "y", &y)?, state: unguarded(stream, "state", &state)? })
 }
 
+/// The words, and behind them the guard.
+pub(super) fn guarded<T: bytemuck::Pod>(words: &[T]) -> Vec<T> {
+    let guard = bytemuck::allocation::pod_collect_to_vec(&[GUARD_WORD; GUARD]);
+    [words, &guard].concat()
+}
+
 /// The buffer's words without the guard, which must be whole.
-fn unguarded<T: bytemuck::Pod + PartialEq>(
+pub(super) fn unguarded<T: bytemuck::Pod>(
     stream: &Stream,
     what: &str,
     buffer: &DeviceBuffer<T>,
 ) -> Result<Vec<T>> {
     let mut words = vec![T::zeroed(); buffer.len()];
     buffer.download(stream, &mut words)?;
-    let guard = words.split_off(words.len() - GUARD);
+    let guard = words.split_off(words.len() - GUARD * size_of::<f32>() / size_of::<T>());
     let bytes: &[u8] = bytemuck::cast_slice(&guard);
     let whole = GUARD_WORD.to_bits().to_ne_bytes();
     if !bytes.chunks(4).all(|word| word == whole) {

@@ -5,13 +5,16 @@
 
 mod data;
 mod device;
+pub(crate) mod device_layer;
 mod host;
+mod layer;
 pub mod simt;
 pub mod topk;
 mod topk_device;
 mod topk_host;
 
 pub use data::{Data, Output, Shape};
+pub use layer::{LayerData, LayerOutput, LayerShape, Numbers, Prepared};
 
 use crate::backend::Backend;
 use std::fmt::LowerExp;

@@ -4,10 +4,11 @@ mod topk;
 
 pub use topk::{scores, topk};
 
-use crate::cuda::{DeviceOutNorm, DeviceRecurrence, DeviceRows};
-use crate::gdn::{Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
-use kernels_gpu::gdn::out_norm as norm;
+use super::{LayerData, Prepared};
+use crate::cuda::{DeviceFloats, DeviceOutNorm, DevicePrepare, DeviceRecurrence, DeviceRows, PrepareStep};
+use crate::gdn::{Floats, Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::recurrence::{cols, heads, keyhead, pipe, scan};
+use kernels_gpu::gdn::{conv, gates, l2norm, out_norm as norm};
 use kernels_gpu::params::{GlobalMut, HeadsNormArgs, RecurrenceArgs};
 use simt::{Fault, Launch, Order, Stats};
 
@@ -36,6 +37,60 @@ fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
         (Variant::Keyhead, 4) => keyhead::keyhead_vpk4,
         (variant, vpk) => panic!("{variant} has no kernel for {vpk} value heads a key head"),
     }
+}
+
+/// Runs `prepare` or one of its steps on the layer's inputs.
+pub fn prepare(
+    step: PrepareStep,
+    order: Order,
+    data: &LayerData,
+    prepared: &mut Prepared,
+) -> Result<Stats, Fault> {
+    let (inputs, weights) = (data.inputs(), data.weights());
+    let heads = data.shape.heads;
+    let address = |data: &[f32]| data.as_ptr() as u64;
+    let floats = |data: Floats<'_>, stride: usize| DeviceFloats {
+        address: data.bytes().as_ptr() as u64,
+        dtype: data.dtype(),
+        stride,
+    };
+    let call = DevicePrepare {
+        heads,
+        tokens: data.shape.tokens,
+        qkv: floats(inputs.qkv, heads.channels()),
+        conv_weight: address(weights.conv_weight),
+        conv_bias: weights.conv_bias.map(address),
+        conv_state: prepared.conv_state.as_mut_ptr() as u64,
+        a: floats(inputs.a.data, inputs.a.stride),
+        b: floats(inputs.b.data, inputs.b.stride),
+        dt_bias: address(weights.dt_bias),
+        a_coef: address(weights.a_coef),
+        l2_eps: data.options().l2_eps,
+        h: prepared.h.as_mut_ptr() as u64,
+        gate: prepared.gate.as_mut_ptr() as u64,
+        beta: prepared.beta.as_mut_ptr() as u64,
+    };
+    let kernel = match step {
+        PrepareStep::All => conv::prepare,
+        PrepareStep::Conv => conv::conv,
+        PrepareStep::L2Norm => l2norm::l2norm,
+        PrepareStep::Gates => gates::gates,
+    };
+    let args = call.args();
+    Launch::new(call.grid(step), conv::THREADS as u32)
+        .order(order)
+        .input("qkv", inputs.qkv.bytes())
+        .input("a and b", data.ab.floats().bytes())
+        .input("conv_weight", weights.conv_weight)
+        .input("conv_bias", weights.conv_bias.unwrap_or_default())
+        .input("dt_bias", weights.dt_bias)
+        .input("a_coef", weights.a_coef)
+        .output("conv_state", &mut prepared.conv_state)
+        .output("h", &mut prepared.h)
+        .output("gate", &mut prepared.gate)
+        .output("beta", &mut prepared.beta)
+        // SAFETY: the record describes the buffers, whose bounds the executor checks.
+        .run(|| unsafe { kernel(args) })
 }
 
 /// Runs `out_norm`.

@@ -2,8 +2,8 @@
 //!
 //! The same source is compiled for the CPU (any vector width) and, without a math library, for NVIDIA GPUs. Nothing
 //! here depends on the target: IEEE f32, round to nearest even, denormals kept, integer operations, comparisons,
-//! and the explicit [`fma`]. There is no table, no approximate hardware instruction, and no branch: every special case
-//! is a select, so that a loop over these functions vectorises. Clamps are written as comparisons because
+//! and the explicit [`fma`]. There is no table, no result that depends on an approximate hardware instruction, and (but for
+//! [`gated4`], which is for GPUs) no branch: every special case is a select, so that a loop over these functions vectorises. Clamps are written as comparisons because
 //! `f32::min` / `f32::max` drop a NaN, and because targets differ in which zero or NaN they return.
 //!
 //! An error in ulp is `|result - true value| / ulp`, with the ulp of the correctly rounded result; the ulp of a
@@ -162,6 +162,48 @@ pub fn silu(x: f32) -> f32 {
     let limit = 80.0f32.to_bits() as i32;
     let y = f32::from_bits(if bits < limit { bits } else { limit } as u32);
     x / one_plus_exp_above(-y)
+}
+
+/// Within these magnitudes of x no step of [`quotient`] of x or 1 by `1 + exp(-x)` overflows, underflows or loses a sign.
+const TAME: core::ops::RangeInclusive<f32> = 8.673_617_4e-19..=64.0;
+
+/// `numerator / denominator`, correctly rounded, from a reciprocal that is off by 1 ulp at most: the steps of a GPU's own division,
+/// without its test for special cases, which costs a branch for each quotient and keeps neighbours from overlapping.
+///
+/// The refined reciprocal is the correctly rounded one, whichever neighbour it was made from, unless the denominator's
+/// mantissa is all ones; there a GPU's is the right one already, or its own division would be wrong. From that one correction of the
+/// quotient suffices (Markstein 1990); tests/math.rs goes through the arguments.
+#[inline(always)]
+pub fn quotient(numerator: f32, denominator: f32, reciprocal: f32) -> f32 {
+    let r = fma(fma(-denominator, reciprocal, 1.0), reciprocal, reciprocal);
+    let q = numerator * r;
+    fma(fma(-denominator, q, numerator), r, q)
+}
+
+#[inline(always)]
+fn all_tame(x: [f32; 4]) -> bool {
+    let (low, high) = (TAME.start().to_bits(), TAME.end().to_bits());
+    let tame = |x: f32| (x.to_bits() & 0x7fff_ffff).wrapping_sub(low) <= high - low;
+    // Not `&&`: one branch for all.
+    tame(x[0]) & tame(x[1]) & tame(x[2]) & tame(x[3])
+}
+
+/// `numerator / (1 + exp(-x))` of four, where a numerator is its x or 1: the bits of [`silu`] and [`sigmoid`], with one branch for the
+/// special cases of all four. `reciprocal` is a GPU's approximation or better: see [`quotient`].
+#[inline(always)]
+pub fn gated4(numerator: [f32; 4], x: [f32; 4], reciprocal: impl Fn(f32) -> f32) -> [f32; 4] {
+    let mut out = [0.0; 4];
+    if all_tame(x) {
+        for i in 0..4 {
+            let denominator = one_plus_exp_above(-x[i]);
+            out[i] = quotient(numerator[i], denominator, reciprocal(denominator));
+        }
+    } else {
+        for i in 0..4 {
+            out[i] = numerator[i] / (1.0 + exp(-x[i]));
+        }
+    }
+    out
 }
 
 /// [`log1p`] for finite `x > -1`; elsewhere the result means nothing.

@@ -6,21 +6,21 @@
 use crate::global::Global;
 use crate::shared::Shared;
 
-/// Starts copying `BYTES` (4 or 16) bytes from `source` to `target`; both are aligned to `BYTES`. 16-byte copies bypass L1.
+/// Starts copying `BYTES` (4, 8 or 16) bytes from `source` to `target`; both are aligned to `BYTES`. 16-byte copies bypass L1.
 ///
 /// # Safety
 /// `source` is live until the wait; nobody touches `target` before the wait.
 #[inline(always)]
 #[track_caller]
 pub unsafe fn copy<const BYTES: u32>(target: SharedAddress, source: Global<f32>) {
-    const { assert!(BYTES == 4 || BYTES == 16, "cp.async copies 4 or 16 bytes here") };
+    const { assert!(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes") };
     #[cfg(target_arch = "nvptx64")]
     // SAFETY: the caller's promise.
     unsafe {
         if BYTES == 16 {
             core::arch::asm!("cp.async.cg.shared.global [{}], [{}], 16;", in(reg32) target.0, in(reg64) source.address(), options(nostack));
         } else {
-            core::arch::asm!("cp.async.ca.shared.global [{}], [{}], 4;", in(reg32) target.0, in(reg64) source.address(), options(nostack));
+            core::arch::asm!("cp.async.ca.shared.global [{}], [{}], {};", in(reg32) target.0, in(reg64) source.address(), const BYTES, options(nostack));
         }
     }
     #[cfg(not(target_arch = "nvptx64"))]

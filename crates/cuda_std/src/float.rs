@@ -50,3 +50,21 @@ pub fn f16_bits_to_f32(bits: u16) -> f32 {
 pub fn bf16_bits_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
+
+/// About `1 / x`, within 1 ulp for normal `x` whose reciprocal is normal; not the same bits on every machine.
+#[inline(always)]
+pub fn reciprocal_approx(x: f32) -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    {
+        let y: f32;
+        // SAFETY: a pure operation.
+        unsafe {
+            core::arch::asm!("rcp.approx.ftz.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack, preserves_flags));
+        }
+        y
+    }
+    #[cfg(not(target_arch = "nvptx64"))]
+    {
+        1.0 / x
+    }
+}

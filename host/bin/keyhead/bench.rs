@@ -5,7 +5,7 @@ use crate::print;
 use keyhead::bench::{self, Row, SmsRow, TopkCall};
 use keyhead::check::topk::Pattern;
 use keyhead::cuda::{Device, DeviceFacts, Gdn, Topk};
-use keyhead::gdn::{HeadMap, Heads};
+use keyhead::gdn::{Dtype, HeadMap, Heads};
 use keyhead::{Error, Result, io, ptx};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +43,9 @@ pub struct Args {
     /// For topk: what the scores are like: random, levels, equal, zeros, narrow, nan, one-per-chunk, one-run, ...
     #[arg(long, value_name = "NAME", default_value_t = Pattern::Normal)]
     contents: Pattern,
+    /// The type of the activations, for layer
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Floats,
     /// Write the rows to a file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -54,6 +57,8 @@ enum Mode {
     Gdn,
     /// The out norm, and the variant before it
     Norm,
+    /// The whole path, each of its launches, and the steps before the recurrence one by one
+    Layer,
     /// The recurrence variants on fewer multiprocessors
     Sms,
     /// The selection kernels of the block top-k
@@ -65,6 +70,23 @@ enum Mode {
 impl Mode {
     fn is_of_topk(self) -> bool {
         matches!(self, Mode::Topk | Mode::Scores)
+    }
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Floats {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<Floats> for Dtype {
+    fn from(floats: Floats) -> Dtype {
+        match floats {
+            Floats::F32 => Dtype::F32,
+            Floats::F16 => Dtype::F16,
+            Floats::Bf16 => Dtype::Bf16,
+        }
     }
 }
 
@@ -135,6 +157,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         let rows = match args.mode {
             Mode::Norm => bench::norm(gdn, heads, tokens)?,
+            Mode::Layer => bench::layer(gdn, heads, tokens, args.dtype.into())?,
             _ => bench::recurrence(gdn, heads, tokens)?,
         };
         for row in rows {

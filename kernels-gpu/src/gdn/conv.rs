@@ -14,10 +14,11 @@
 //! only, and a lane writes what it has read itself. qkv is never written.
 
 use super::HEAD_DIM;
+use super::ahead::Ahead;
 use super::gates::gates_of_tile;
 use super::l2norm::l2norm_scale;
 use super::row::{Floats, WIDTH, sum_of_squares};
-use crate::math::{fma, silu};
+use crate::math::{fma, gated4};
 use crate::mutation::{self, Mutation};
 use crate::params::PrepareArgs;
 use cuda_std::prelude::*;
@@ -29,116 +30,172 @@ pub const HEADS_PER_BLOCK: usize = THREADS / 32;
 /// Tokens that a block does.
 pub const TILE: usize = 16;
 
-/// Tokens whose loads are on their way together.
-const BATCH: usize = 4;
 /// Tokens before the current one that it needs.
 const PAST: usize = 3;
 
 type Channels = [f32; WIDTH];
+
+#[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
+type Best = super::ahead::Ring;
+#[cfg(not(any(feature = "sm_80", not(target_arch = "nvptx64"))))]
+type Best = super::ahead::Registers;
 
 /// Grid: (tokens / 16, heads of q, k and v / 8), both rounded up. Block: 256.
 ///
 /// # Safety
 /// `args` describes live buffers that do not overlap; qkv rows are aligned to four of their values, conv_weight, conv_state and h
 /// to 16 bytes.
-#[kernel(threads = 256, barriers = 0)]
+#[kernel(threads = 256, min_blocks = 4, barriers = 0)]
 pub unsafe fn conv(args: PrepareArgs) {
     // SAFETY: the caller's promise.
-    unsafe { convolve::<false>(&args) }
+    unsafe { convolve::<Best, false>(&args) }
 }
 
 /// Grid: (tokens / 16 rounded up, heads of q, k and v / 8 rounded up, and one more). Block: 256.
 ///
 /// # Safety
 /// As [`conv`].
-#[kernel(threads = 256, barriers = 0)]
+#[kernel(threads = 256, min_blocks = 4, barriers = 0)]
 pub unsafe fn prepare(args: PrepareArgs) {
+    // SAFETY: the caller's promise.
+    unsafe { prepare_by::<Best>(&args) }
+}
+
+/// [`prepare`] as it is where there is no `cp.async`, for the executor.
+///
+/// # Safety
+/// As [`conv`].
+#[cfg(not(target_arch = "nvptx64"))]
+pub unsafe fn prepare_without_async_copies(args: PrepareArgs) {
+    // SAFETY: the caller's promise.
+    unsafe { prepare_by::<super::ahead::Registers>(&args) }
+}
+
+#[inline(always)]
+unsafe fn prepare_by<A: Ahead>(args: &PrepareArgs) {
     // SAFETY: the caller's promise.
     unsafe {
         if thread::block_idx_y() == thread::grid_dim_y() - 1 {
-            gates_of_tile(&args, thread::block_idx_x() as usize);
+            gates_of_tile(args, thread::block_idx_x() as usize);
         } else {
-            convolve::<true>(&args);
+            convolve::<A, true>(args);
         }
     }
 }
 
 #[inline(always)]
-unsafe fn convolve<const NORMALISE: bool>(args: &PrepareArgs) {
+unsafe fn convolve<A: Ahead, const NORMALISE: bool>(args: &PrepareArgs) {
     let thread = thread::thread_idx_x() as usize;
     let head = thread::block_idx_y() as usize * HEADS_PER_BLOCK + thread / 32;
     let (key_heads, value_heads) = (args.key_heads as usize, args.value_heads as usize);
     let heads = 2 * key_heads + value_heads;
     let tokens = args.tokens as usize;
-    let mut t = thread::block_idx_x() as usize * TILE;
-    if head >= heads || t >= tokens {
+    let first = thread::block_idx_x() as usize * TILE;
+    if head >= heads || first >= tokens {
         return;
     }
-    let end = tokens.min(t + TILE);
-    let row = heads * HEAD_DIM;
     let channel = head * HEAD_DIM + thread % 32 * WIDTH;
     let stride = args.qkv_stride as usize;
     let qkv = Floats::new(args.qkv, args.qkv_dtype);
+    let at = first * stride + channel;
+    let count = (tokens - first).min(TILE);
 
     // SAFETY: the caller's promise; the race argument above.
     unsafe {
-        let mut past = if t == 0 {
+        let ahead = A::new(qkv, at, stride, count);
+        let past = if first == 0 {
             history(args, channel)
         } else {
-            qkv.read_rows::<PAST>((t - PAST) * stride + channel, stride, PAST)
+            [3, 2, 1].map(|back| qkv.read_row(at - back * stride))
         };
         let mut taps = [[0.0; 4]; WIDTH];
         for c in 0..WIDTH {
             taps[c] = args.conv_weight.read_as::<F32x4>(4 * (channel + c)).0;
         }
-        // Minus zero changes no product that it is added to.
-        let mut bias = [-0.0; WIDTH];
-        if args.conv_bias.address() != 0 {
-            bias = args.conv_bias.read_as::<F32x4>(channel).0;
+        let row = heads * HEAD_DIM;
+        let mut walk = Walk {
+            ahead,
+            past,
+            taps,
+            bias: args.conv_bias,
+            channel,
+            l2_eps: args.l2_eps,
+            h: args.h.at(first * row + channel),
+            row,
+        };
+        let normalise = NORMALISE && head < 2 * key_heads;
+        // Not unrolled: more warps a multiprocessor are worth more here than fewer moves between registers.
+        for _ in 0..count {
+            walk.step(normalise);
         }
-        let first = t == 0;
-        let mut h = args.h.at(t * row + channel);
-        while t < end {
-            let left = end - t;
-            let x = if left >= BATCH {
-                qkv.read_rows::<BATCH>(t * stride + channel, stride, BATCH)
-            } else {
-                qkv.read_rows::<BATCH>(t * stride + channel, stride, left)
-            };
-            for i in 0..BATCH {
-                let before = [past[0], past[1], past[2], x[i]];
-                let mut out = activated(before, &taps, &bias);
-                past = [past[1], past[2], x[i]];
-                if NORMALISE && head < 2 * key_heads {
-                    let scale = l2norm_scale(sum_of_squares(out), args.l2_eps);
-                    out = out.map(|value| value * scale);
-                }
-                if i < left || mutation::is(Mutation::ConvStoresPastTheEnd) {
-                    h.write_as(0, F32x4(out));
-                }
-                h = h.at(row);
-            }
-            t += BATCH;
+        if mutation::is(Mutation::ConvStoresPastTheEnd) {
+            walk.store([0.0; WIDTH]);
         }
-        if first {
+        if first == 0 {
             store_history(args, channel);
         }
     }
 }
 
+/// A warp on its way through a tile.
+struct Walk<A> {
+    ahead: A,
+    past: [Channels; PAST],
+    taps: [[f32; 4]; WIDTH],
+    /// `[C]`, or null. Read anew for each token: a bias is rare, and registers are dear.
+    bias: Global<f32>,
+    channel: usize,
+    l2_eps: f32,
+    /// The current token's output.
+    h: GlobalMut<f32>,
+    row: usize,
+}
+
+impl<A: Ahead> Walk<A> {
+    /// Does a token.
+    #[inline(always)]
+    unsafe fn step(&mut self, normalise: bool) {
+        // SAFETY: the caller counts the tokens.
+        let x = unsafe { self.ahead.next() };
+        let mut out = activated([self.past[0], self.past[1], self.past[2], x], &self.taps, self.bias());
+        self.past = [self.past[1], self.past[2], x];
+        if normalise {
+            let scale = l2norm_scale(sum_of_squares(out), self.l2_eps);
+            out = out.map(|value| value * scale);
+        }
+        // SAFETY: as above.
+        unsafe { self.store(out) };
+    }
+
+    #[inline(always)]
+    fn bias(&self) -> Channels {
+        if self.bias.address() == 0 {
+            // Minus zero changes no product that it is added to.
+            return [-0.0; WIDTH];
+        }
+        // SAFETY: the record's bias has an element for each channel.
+        unsafe { self.bias.read_as::<F32x4>(hint::opaque(self.channel as u64) as usize).0 }
+    }
+
+    #[inline(always)]
+    unsafe fn store(&mut self, out: Channels) {
+        // SAFETY: the row is this warp's.
+        unsafe { self.h.write_as(0, F32x4(out)) };
+        self.h = self.h.at(self.row);
+    }
+}
+
 /// `silu` of the convolution at four neighbouring channels, from x of the tokens t-3 to t.
 #[inline(always)]
-fn activated(x: [Channels; 4], taps: &[[f32; 4]; WIDTH], bias: &Channels) -> Channels {
-    let mut out = [0.0; WIDTH];
+fn activated(x: [Channels; 4], taps: &[[f32; 4]; WIDTH], bias: Channels) -> Channels {
+    let mut sum = bias;
     for c in 0..WIDTH {
-        let mut sum = bias[c];
         for tap in 0..4 {
             let token = if mutation::is(Mutation::ConvReversesTaps) { 3 - tap } else { tap };
-            sum = fma(x[token][c], taps[c][tap], sum);
+            sum[c] = fma(x[token][c], taps[c][tap], sum[c]);
         }
-        out[c] = silu(sum);
     }
-    out
+    gated4(sum, sum, float::reciprocal_approx)
 }
 
 /// x of the three tokens before the call.
@@ -181,7 +238,7 @@ unsafe fn store_history(args: &PrepareArgs, channel: usize) {
             new[i] = match tokens + i {
                 1 => old[1],
                 2 => old[if mutation::is(Mutation::ConvKeepsHistoryInPlace) { i } else { 2 }],
-                at => qkv.read_rows::<1>((at - PAST) * args.qkv_stride as usize + channel, 0, 1)[0],
+                at => qkv.read_row((at - PAST) * args.qkv_stride as usize + channel),
             };
         }
         for i in 0..PAST {

@@ -1,5 +1,6 @@
 //! The Gated DeltaNet layer's kernels.
 
+pub mod ahead;
 pub mod conv;
 pub mod gates;
 pub mod l2norm;

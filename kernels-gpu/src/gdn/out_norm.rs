@@ -11,7 +11,7 @@
 
 use super::HEAD_DIM;
 use super::row::{Floats, WIDTH, sum_of_squares};
-use crate::math::{exp, sqrt};
+use crate::math::{gated4, sqrt};
 use crate::mutation::{self, Mutation};
 use crate::params::{OutNormArgs, dtype};
 use cuda_std::prelude::*;
@@ -28,12 +28,10 @@ pub(super) fn scale(sum_of_squares: f32, eps: f32) -> f32 {
     1.0 / sqrt(sum_of_squares / HEAD_DIM as f32 + eps)
 }
 
-/// The output of a column.
+/// What is divided by `1 + exp(-z)`: sigmoid and silu differ in it only.
 #[inline(always)]
-pub(super) fn output(y: f32, scale: f32, weight: f32, z: f32, act: u32) -> f32 {
-    // sigmoid and silu differ in the numerator only.
-    let numerator = if act == OutNormArgs::SILU { z } else { 1.0 };
-    y * scale * weight * (numerator / (1.0 + exp(-z)))
+pub(super) fn numerator(z: f32, act: u32) -> f32 {
+    if act == OutNormArgs::SILU { z } else { 1.0 }
 }
 
 #[inline(always)]
@@ -51,12 +49,13 @@ unsafe fn norm_row<const STORE_F32: bool>(args: OutNormArgs) {
     // SAFETY: the caller's promise about the buffers; rows are independent.
     unsafe {
         let F32x4(y) = args.y.read_as(index);
-        let [z] = Floats::new(args.z, args.z_dtype).read_rows(index, 0, 1);
+        let z = Floats::new(args.z, args.z_dtype).read_row(index);
         let F32x4(weight) = args.weight.read_as(column);
         let scale = scale(sum_of_squares(y), args.eps);
+        let gate = gated4(z.map(|z| numerator(z, args.act)), z, float::reciprocal_approx);
         let mut out = [0.0; WIDTH];
         for i in 0..WIDTH {
-            out[i] = output(y[i], scale, weight[i], z[i], args.act);
+            out[i] = y[i] * scale * weight[i] * gate[i];
         }
         if STORE_F32 {
             args.y.write_as(index, F32x4(out));

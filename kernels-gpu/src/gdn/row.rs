@@ -58,48 +58,89 @@ impl Floats {
         }
     }
 
-    /// The lane's channels of `N` rows that start at value `index` and lie `stride` values apart, as far as there are `rows` of
-    /// them; zeros behind that. One choice of the type for all, then loads that do not wait for each other.
+    /// The lane's channels of the row at value `index`, as they lie in memory: what reads ahead keeps them so, because to widen
+    /// them is to wait for them.
     ///
     /// # Safety
     /// As [`read`](Self::read); four values at `index` are aligned to their size.
     #[inline(always)]
     #[track_caller]
-    pub unsafe fn read_rows<const N: usize>(
-        self,
-        index: usize,
-        stride: usize,
-        rows: usize,
-    ) -> [[f32; WIDTH]; N] {
-        let mut out = [[0.0; WIDTH]; N];
+    pub unsafe fn load(self, index: usize) -> Loaded {
         // SAFETY: the caller's promise.
         unsafe {
             if self.dtype == dtype::F32 {
-                let base = self.base.cast::<f32>().at(index);
-                for i in 0..N {
-                    if i < rows {
-                        out[i] = base.read_as::<F32x4>(i * stride).0;
-                    }
-                }
-                return out;
-            }
-            let base = self.base.at(index);
-            let mut bits = [[0; WIDTH]; N];
-            for i in 0..N {
-                if i < rows {
-                    bits[i] = base.read_as::<U16x4>(i * stride).0;
-                }
-            }
-            if self.dtype == dtype::BF16 {
-                for i in 0..N {
-                    out[i] = bits[i].map(bf16_bits_to_f32);
-                }
+                let F32x4(words) = self.base.cast::<f32>().read_as(index);
+                Loaded(words.map(f32::to_bits))
             } else {
-                for i in 0..N {
-                    out[i] = bits[i].map(f16_bits_to_f32);
-                }
+                let U16x4([a, b, c, d]) = self.base.read_as(index);
+                let pair = |low: u16, high: u16| u32::from(low) | u32::from(high) << 16;
+                Loaded([pair(a, b), pair(c, d), 0, 0])
             }
         }
-        out
+    }
+
+    /// Starts the copy of the lane's channels of the row at value `index` to shared memory, from where [`copied`](Self::copied)
+    /// reads them.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load); `to` is 16-byte aligned and this lane's.
+    #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn copy(self, index: usize, to: Shared<f32>) {
+        let to = async_copy::SharedAddress::of(to);
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.dtype == dtype::F32 {
+                async_copy::copy::<16>(to, self.base.cast::<f32>().at(index));
+            } else {
+                async_copy::copy::<8>(to, self.base.at(index).cast());
+            }
+        }
+    }
+
+    /// What [`copy`](Self::copy) brought.
+    ///
+    /// # Safety
+    /// This lane has waited for the copy.
+    #[cfg(any(feature = "sm_80", not(target_arch = "nvptx64")))]
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn copied(self, from: Shared<f32>) -> Loaded {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if self.dtype == dtype::F32 {
+                let F32x4(words) = from.read_as(0);
+                Loaded(words.map(f32::to_bits))
+            } else {
+                let F32x2([low, high]) = from.read_as(0);
+                Loaded([low.to_bits(), high.to_bits(), 0, 0])
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub fn widen(self, Loaded(words): Loaded) -> [f32; WIDTH] {
+        let [a, b, ..] = words;
+        match self.dtype {
+            dtype::F32 => words.map(f32::from_bits),
+            dtype::BF16 => [a << 16, a & 0xffff_0000, b << 16, b & 0xffff_0000].map(f32::from_bits),
+            _ => [a as u16, (a >> 16) as u16, b as u16, (b >> 16) as u16].map(f16_bits_to_f32),
+        }
+    }
+
+    /// The lane's channels of the row at value `index`.
+    ///
+    /// # Safety
+    /// As [`load`](Self::load).
+    #[inline(always)]
+    #[track_caller]
+    pub unsafe fn read_row(self, index: usize) -> [f32; WIDTH] {
+        // SAFETY: the caller's promise.
+        self.widen(unsafe { self.load(index) })
     }
 }
+
+/// Four values in registers, not widened yet.
+#[derive(Clone, Copy)]
+pub struct Loaded([u32; WIDTH]);

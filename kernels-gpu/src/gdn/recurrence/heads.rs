@@ -139,7 +139,8 @@ pub unsafe fn heads_norm(args: HeadsNormArgs) {
             if place.row_group == 0 {
                 let last = if mutation::is(Mutation::HeadsNormRepeatsGroup) { 2 } else { 3 };
                 let sum = sum4([squares.read(0), squares.read(1), squares.read(2), squares.read(last)]);
-                let out = out_norm::output(y, out_norm::scale(sum, args.eps), weight, z, args.act);
+                let gate = out_norm::numerator(z, args.act) / (1.0 + exp(-z));
+                let out = y * out_norm::scale(sum, args.eps) * weight * gate;
                 let out_row = t * args.out_stride as usize;
                 match args.out_dtype {
                     dtype::F32 => out_32.write(out_row, out),
