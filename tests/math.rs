@@ -371,3 +371,43 @@ const PINNED: [(u32, [u32; 5]); 37] = [
     (0x7F80_0000, [0x7F80_0000, 0x7F80_0000, 0x3F80_0000, 0x7F80_0000, 0x7F80_0000]), // inf
     (0xFF80_0000, [0x0000_0000, 0x7FFF_FFFF, 0x0000_0000, 0x7FFF_FFFF, 0x0000_0000]), // -inf
 ];
+
+/// The special-case-free division of [`gated4`] from any reciprocal within 1 ulp, for one x.
+fn check_gated(x: f32) {
+    for numerator in [x, 1.0] {
+        let expected = numerator / (1.0 + exp(-x));
+        for off in [-1i32, 0, 1] {
+            let approximate = |denominator: f32| {
+                // Of all-ones mantissas the right reciprocal is needed: see `quotient`.
+                let all_ones = denominator.to_bits() & 0x7f_ffff == 0x7f_ffff;
+                let exact = 1.0 / denominator;
+                f32::from_bits(exact.to_bits().wrapping_add_signed(if all_ones { 0 } else { off }))
+            };
+            let [found, ..] = gated4([numerator; 4], [x; 4], approximate);
+            let same = found.to_bits() == expected.to_bits() || found.is_nan() && expected.is_nan();
+            assert!(same, "{numerator} / (1 + exp(-{x:e})) from {off}: {found:e}, not {expected:e}");
+        }
+    }
+}
+
+#[test]
+fn gated4_is_the_rounded_quotient_from_any_near_reciprocal() {
+    for bits in (0..=u32::MAX).step_by(4093) {
+        check_gated(f32::from_bits(bits));
+    }
+    for x in [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 64.0, -64.0, 8.673_617e-19, 1e-40] {
+        check_gated(x);
+        // One that is not tame sends all four the other way.
+        let four = gated4([x, 1.0, -2.0, 3.0], [x, 1.0, -2.0, 3.0], |d| 1.0 / d);
+        for (found, x) in four.into_iter().zip([x, 1.0, -2.0, 3.0]) {
+            assert!(found.to_bits() == silu(x).to_bits() || found.is_nan() && silu(x).is_nan());
+        }
+    }
+}
+
+#[test]
+#[ignore = "every f32: minutes, in release"]
+fn gated4_for_every_f32() {
+    use rayon::prelude::*;
+    (0..=u32::MAX).into_par_iter().for_each(|bits| check_gated(f32::from_bits(bits)));
+}

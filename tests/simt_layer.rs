@@ -51,6 +51,9 @@ fn one_launch_and_its_steps_give_the_same_bits() {
         let expected = data.prepared(true);
         assert_same(&what, &run(&data, &[Conv, Gates, L2Norm], order), &expected);
         assert_same(&what, &run(&data, &[All], order), &expected);
+        let mut prepared = data.unprepared();
+        simt::prepare_sm_70(order, &data, &mut prepared).unwrap();
+        assert_same(&format!("{what} for sm_70"), &prepared, &expected);
     }
 }
 

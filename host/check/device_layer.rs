@@ -155,6 +155,32 @@ pub(super) fn run(gdn: &Gdn, stream: &Stream, report: &mut Report<'_>) {
         whole(gdn, stream, report, &next((16, 48), first + rest), None, &[first, rest]);
     }
     replayed(gdn, stream, report, &next((16, 48), 40));
+    silu_of_every_size(gdn, stream, report);
+}
+
+/// The division in `conv` starts from the card's own approximation of a reciprocal, which the executor cannot show: 16 million
+/// numbers over all finite f32, each through a convolution that leaves it as it is.
+fn silu_of_every_size(gdn: &Gdn, stream: &Stream, report: &mut Report<'_>) {
+    let heads = Heads::new(2, 6, HeadMap::Grouped).expect("a valid pair");
+    let shape = LayerShape {
+        heads,
+        layout: StateLayout::HeadMajor,
+        tokens: 1,
+        dtype: Dtype::F32,
+        out_dtype: Dtype::F16,
+        act: NormAct::Silu,
+        bias: false,
+    };
+    let mut data = LayerData::random(shape, 1);
+    data.shape.tokens = (1 << 24) / heads.channels();
+    let finite = |i: usize| f32::from_bits(((i as u64 * 0x7f80_0000) >> 23) as u32 | (i as u32) << 31);
+    data.qkv = Numbers::F32((0..data.shape.tokens * heads.channels()).map(finite).collect());
+    data.ab = Numbers::F32(vec![0.0; data.shape.tokens * 2 * heads.value()]);
+    data.conv_weight.chunks_exact_mut(4).for_each(|taps| taps.copy_from_slice(&[0.0, 0.0, 0.0, 1.0]));
+    report.case("conv: silu of 16,776,960 numbers of every size", || {
+        let found = prepare(gdn, stream, &data, &[PrepareStep::Conv]).map_err(|error| error.to_string())?;
+        same_bits("h", &found.h, &data.prepared(false).h)
+    });
 }
 
 /// `prepare` and its steps one by one.

@@ -9,7 +9,7 @@ use crate::cuda::{DeviceFloats, DeviceOutNorm, DevicePrepare, DeviceRecurrence, 
 use crate::gdn::{Floats, Heads, NormOut, OutNorm, Recurrence, Rows, Variant};
 use kernels_gpu::gdn::recurrence::{cols, heads, keyhead, pipe, scan};
 use kernels_gpu::gdn::{conv, gates, l2norm, out_norm as norm};
-use kernels_gpu::params::{GlobalMut, HeadsNormArgs, RecurrenceArgs};
+use kernels_gpu::params::{GlobalMut, HeadsNormArgs, PrepareArgs, RecurrenceArgs};
 use simt::{Fault, Launch, Order, Stats};
 
 /// Runs a recurrence kernel.
@@ -39,9 +39,30 @@ fn entry(variant: Variant, heads: Heads) -> unsafe fn(RecurrenceArgs) {
     }
 }
 
-/// Runs `prepare` or one of its steps on the layer's inputs.
+/// Runs `prepare` or one of its steps on the layer's inputs, as built for sm_80 and newer.
 pub fn prepare(
     step: PrepareStep,
+    order: Order,
+    data: &LayerData,
+    prepared: &mut Prepared,
+) -> Result<Stats, Fault> {
+    let kernel = match step {
+        PrepareStep::All => conv::prepare,
+        PrepareStep::Conv => conv::conv,
+        PrepareStep::L2Norm => l2norm::l2norm,
+        PrepareStep::Gates => gates::gates,
+    };
+    run_prepare(step, kernel, order, data, prepared)
+}
+
+/// Runs `prepare` as built for sm_70.
+pub fn prepare_sm_70(order: Order, data: &LayerData, prepared: &mut Prepared) -> Result<Stats, Fault> {
+    run_prepare(PrepareStep::All, conv::prepare_without_async_copies, order, data, prepared)
+}
+
+fn run_prepare(
+    step: PrepareStep,
+    kernel: unsafe fn(PrepareArgs),
     order: Order,
     data: &LayerData,
     prepared: &mut Prepared,
@@ -69,12 +90,6 @@ pub fn prepare(
         h: prepared.h.as_mut_ptr() as u64,
         gate: prepared.gate.as_mut_ptr() as u64,
         beta: prepared.beta.as_mut_ptr() as u64,
-    };
-    let kernel = match step {
-        PrepareStep::All => conv::prepare,
-        PrepareStep::Conv => conv::conv,
-        PrepareStep::L2Norm => l2norm::l2norm,
-        PrepareStep::Gates => gates::gates,
     };
     let args = call.args();
     Launch::new(call.grid(step), conv::THREADS as u32)
