@@ -10,7 +10,7 @@
 //!   makes at most `ceil(width / 4)` blocks; with it, where it has one cell, `1 + ceil((width - 1) / 4)`, which is the larger.
 //!
 //! So: read the row, keep the maxima, select M chunks among them, read those again (from the cache, mostly), select among their blocks.
-//! Both selections are the same code, [`narrow`], and both their sizes have a bound that no scores can break: nothing overflows, and
+//! Both selections are the same code, `narrow`, and both their sizes have a bound that no scores can break: nothing overflows, and
 //! the work differs little between random, equal and adversarial scores. A row that fits on chip is read whole and selected from at
 //! once; the chunks of a row that is too long for chunks of 8 are larger, and are narrowed to chunks of 8 in between.
 //!

@@ -106,7 +106,7 @@ impl Row {
                         top = top.max(warp::warp_shuffle_xor(warp::FULL, top, distance));
                         distance *= 2;
                     }
-                    if quad % lanes == 0 && quad < last {
+                    if quad & (lanes - 1) == 0 && quad < last {
                         sink(quad / lanes, rank(top) - 1);
                     }
                 }
