@@ -89,7 +89,7 @@ impl Pattern {
             Pattern::SomeNan if random.next() % 100 < 15 => {
                 f32::from_bits(0x7f80_0001 | random.next() as u32)
             }
-            Pattern::Infinities if random.next() % 3 == 0 => sign(random, f32::INFINITY),
+            Pattern::Infinities if random.next().is_multiple_of(3) => sign(random, f32::INFINITY),
             Pattern::SomeNan | Pattern::Infinities => random.normal(),
             Pattern::Denormals => f32::from_bits(random.next() as u32 & 0x8000_1fff),
             Pattern::Mix => match random.next() % 100 {

@@ -2,14 +2,10 @@
 
 use super::TopkShape;
 use crate::error::{Error, Result};
-use kernels_gpu::topk::{cluster, sieve};
+use kernels_gpu::topk::{cluster, register, sieve, split};
 use std::fmt;
 use std::str::FromStr;
 
-/// Blocks that `register` holds: 33 keys in each of 1024 threads.
-const REGISTER_REACH: usize = 1024 * 33;
-/// Blocks of the two halves of `split`.
-const SPLIT_REACH: usize = 2 * REGISTER_REACH;
 /// With more queries the card is full without clusters.
 const CLUSTER_QUERIES: usize = 16;
 
@@ -190,8 +186,8 @@ const BY_SPEED: [Kernel; 4] = [Kernel::Sieve, Kernel::Cluster, Kernel::Register,
 fn can_run(kernel: Kernel, device: &Device, width: usize, reach: usize) -> Result<(), String> {
     let most = match kernel {
         Kernel::Original | Kernel::Wide => usize::MAX,
-        Kernel::Register => REGISTER_REACH,
-        Kernel::Split => SPLIT_REACH,
+        Kernel::Register => register::REACH as usize,
+        Kernel::Split => split::REACH as usize,
         Kernel::Cluster => cluster::REACH,
         Kernel::Sieve => sieve::REACH,
     };
