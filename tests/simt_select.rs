@@ -148,7 +148,7 @@ enum Entry {
     Cluster,
 }
 
-const ENTRIES: [Entry; 5] = [Entry::Rows, Entry::Split(5), Entry::Split(1), Entry::Maxima, Entry::Cluster];
+const ENTRIES: [Entry; 4] = [Entry::Rows, Entry::Split(5), Entry::Maxima, Entry::Cluster];
 /// What scratch holds where a kernel may find anything: the largest key.
 const GARBAGE: u32 = 0xff80_0000;
 
@@ -323,7 +323,7 @@ fn longer_rows_have_larger_chunks() {
 #[test]
 fn every_alignment() {
     let steps: Vec<Step> = [40_001, 38_000, 9_001, 2_061].map(|cells| Step::new(cells, WIDTH)).to_vec();
-    for entry in ENTRIES {
+    for entry in ENTRIES.into_iter().chain([Entry::Split(1), Entry::Split(64)]) {
         for offset in 0..8 {
             let queries = Queries::new(&steps, offset, |query, blocks, random| {
                 PATTERNS[(3 * query + offset) % PATTERNS.len()].row(blocks, random)
@@ -375,7 +375,7 @@ fn tails() {
     for entry in ENTRIES {
         for cells in 45_001..45_004 {
             for tail in [f32::INFINITY, 1.0, 0.5, 0.0, f32::NAN] {
-                for width in [1, 2, 3, 4, 5, 2_050, 2_051] {
+                for width in [1, 2, 5, 2_050, 2_051] {
                     let queries = Queries::new(&[Step::new(cells, width)], 1, |_, blocks, random| {
                         let mut row: Vec<f32> = (0..blocks).map(|_| random.below(40) as f32 / 40.0).collect();
                         row[blocks - 1] = tail;
