@@ -62,8 +62,8 @@ pub struct Topk<'a> {
 }
 
 impl<'a> Topk<'a> {
-    /// `scores` `[queries][stride]`, `n_kv` `[queries]`: the cells that each query sees, none of them or as many as the stride has
-    /// blocks for; `ids` `[queries][cap]`: the first `min(n_kv, width)` of each row are written, the others stay as they are.
+    /// `scores` `[queries][stride]`; `n_kv` `[queries]`: the cells that each query sees, in no more blocks than a row has; `ids`
+    /// `[queries][cap]`: the first `min(n_kv, width)` of each row are written, the others stay as they are.
     ///
     /// Errors: `Length`, `Argument`, `HostMemory`.
     pub fn new(shape: TopkShape, scores: &'a [f32], n_kv: &[i32], ids: &'a mut [i32]) -> Result<Self> {
