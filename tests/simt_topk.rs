@@ -330,7 +330,7 @@ fn mutated_scores_are_caught() {
     for order in ORDERS {
         let problem = mutation::with(Mutation::ScoresDropsTileBarrier, || data.check(order)).unwrap_err();
         assert!(problem.contains("Shared"), "{problem}");
-        let problem = mutation::with(Mutation::ScoresAlwaysAddsBonus, || data.check(order)).unwrap_err();
+        let problem = mutation::with(Mutation::ScoresTakesEmptyTail, || data.check(order)).unwrap_err();
         assert!(problem.contains("differ"), "{problem}");
     }
 }

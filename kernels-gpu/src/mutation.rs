@@ -96,8 +96,8 @@ pub enum Mutation {
     SplitForgetsHalf,
     /// `scores` reads the staged keys without waiting for them.
     ScoresDropsTileBarrier,
-    /// `scores` adds the tail's bonus to a tail of no cells, too.
-    ScoresAlwaysAddsBonus,
+    /// `scores` takes a tail of no cells for one with cells.
+    ScoresTakesEmptyTail,
     /// A block of `cluster` reads the counts of the others without waiting for them.
     ClusterDropsSlotBarrier,
     /// A block of `cluster` takes itself for the first.

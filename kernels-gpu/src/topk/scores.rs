@@ -12,9 +12,10 @@
 //! reads a leaf of 32 keys) meet in a bank.
 //!
 //! Race argument. The tile is written before the one barrier, each element by one thread, and only read behind it. A score is written by the
-//! thread that sums it; block `n_bid` by lane 0 of its query's warp alone.
+//! thread that sums it; block `n_bid` by lane 0 of its query's warp alone. A chunk lies within a tile, so its maximum is one warp's.
 
-use super::rule::{BLOCK_CELLS, INDEX_DIM, INDEX_HEADS, Step, TAIL_BONUS};
+use super::rule::{INDEX_DIM, INDEX_HEADS, Step, TAIL_BONUS, key};
+use super::sieve::chunk_shift;
 use crate::mutation::{self, Mutation};
 use crate::params::ScoresArgs;
 use cuda_std::prelude::*;
@@ -26,6 +27,9 @@ pub const THREADS: usize = 256;
 pub const QUERIES: usize = THREADS / 32;
 /// Blocks of cells of a block.
 pub const BLOCKS: usize = 64;
+
+/// The largest chunk that maxima are written of, as a power of two: those of longer rows lie in several tiles.
+pub const LARGEST_CHUNK: u32 = 6;
 
 /// Blocks of cells of a lane.
 const OWN: usize = BLOCKS / 32;
@@ -139,7 +143,7 @@ impl Operands {
 ///
 /// # Safety
 /// `args` describes live buffers that do not overlap; pooled, tail and q_idx are 16-byte aligned; no query has more blocks than `reach`, its
-/// tail included, and pooled has its complete ones.
+/// tail included, and pooled has its complete ones; where maxima are wanted, `chunk_shift(reach)` is at most [`LARGEST_CHUNK`].
 #[kernel(threads = 256, min_blocks = 2, barriers = 1)]
 pub unsafe fn scores(args: ScoresArgs) {
     let tile = shared_array![F32x4; LEAVES * PITCH];
@@ -182,6 +186,8 @@ pub unsafe fn scores(args: ScoresArgs) {
         }
         let q_idx = args.q_idx.at(query * INDEX_HEADS * INDEX_DIM);
         let row = args.scores.at(query * args.stride as usize);
+        // The keys of the lane's blocks, for the maxima: 0, the lowest, where there are no cells.
+        let mut keys = [0; OWN];
         if step.n_bid > first_block {
             let dots = Operands { query: q_idx, tile: tile.at(lane as usize) }.dots();
             for own in 0..OWN {
@@ -190,23 +196,71 @@ pub unsafe fn scores(args: ScoresArgs) {
                 for head in 0..INDEX_HEADS {
                     of_block[head] = dots[head][own];
                 }
+                let score = score(of_block);
                 if block < step.n_bid {
-                    row.write(block as usize, score(of_block));
+                    row.write(block as usize, score);
+                    keys[own] = key(score.to_bits());
                 }
             }
         }
         if step.n_bid < first_block + BLOCKS as u32 {
             let tail = args.tail.at(query * args.tail_stride as usize);
             let mut score = score(tail_dots(q_idx, tail));
-            if step.n_kv > BLOCK_CELLS * step.n_bid || mutation::is(Mutation::ScoresAlwaysAddsBonus) {
+            let has_cells = step.tail_cells() > 0 || mutation::is(Mutation::ScoresTakesEmptyTail);
+            if has_cells {
                 score += TAIL_BONUS;
             }
             if lane == 0 {
                 row.write(step.n_bid as usize, score);
             }
+            for own in 0..OWN {
+                if has_cells && first_block + lane + 32 * own as u32 == step.n_bid {
+                    keys[own] = key(score.to_bits());
+                }
+            }
+        }
+        let shift = chunk_shift(args.reach);
+        if args.maxima.address() != 0 && shift > 0 {
+            let maxima = args.maxima.at(query * args.maxima_stride as usize);
+            write_maxima(maxima, shift, first_block + lane, step.candidates(), keys);
         }
     }
 }
+
+/// Writes the largest key of each chunk of `1 << shift` blocks, 8 to 64 of them; `keys` are those of `block` and of each 32nd one behind it.
+/// Chunks without a candidate are left out.
+///
+/// # Safety
+/// All lanes of the warp come here, with neighbouring blocks; the words of its chunks are the warp's.
+#[inline(always)]
+unsafe fn write_maxima(
+    maxima: GlobalMut<u32>,
+    shift: u32,
+    block: u32,
+    candidates: u32,
+    mut keys: [u32; OWN],
+) {
+    for level in 0..5 {
+        if level < shift {
+            for own in 0..OWN {
+                keys[own] = keys[own].max(warp_shuffle_xor(FULL, keys[own], 1 << level));
+            }
+        }
+    }
+    if shift > 5 {
+        keys[0] = keys[0].max(keys[1]);
+    }
+    for own in 0..OWN {
+        let block = block + 32 * own as u32;
+        if block.is_multiple_of(1 << shift) && block < candidates {
+            // SAFETY: the caller's promise.
+            unsafe { maxima.write((block >> shift) as usize, keys[own]) };
+        }
+    }
+}
+
+const _: () =
+    assert!(OWN == 2 && BLOCKS == 1 << LARGEST_CHUNK, "a chunk is one tile's, and a lane has two blocks");
 
 /// The dot products with the tail's key, the lanes of the warp the leaves of the tree.
 #[inline(always)]
