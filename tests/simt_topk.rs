@@ -4,6 +4,7 @@ use ::simt::{FaultKind, Order};
 use kernels_gpu::mutation::{self, Mutation};
 use keyhead::check::simt;
 use keyhead::check::topk::{Pattern, Selection};
+use keyhead::cuda::DeviceMaxima;
 use keyhead::topk::{Kernel, Scores, TopkShape};
 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(7)];
@@ -248,11 +249,21 @@ impl ScoresData {
     }
 
     fn run(&self, order: Order) -> Result<Vec<f32>, String> {
+        self.run_with(order, self.stride, &mut [])
+    }
+
+    fn run_with(&self, order: Order, reach: usize, maxima: &mut [u32]) -> Result<Vec<f32>, String> {
         let mut scores = vec![Self::BLANK; self.n_kv.len() * self.stride];
         let call =
             Scores::new(self.stride, &self.pooled, &self.q_idx, &self.tail, &self.n_kv, &mut scores).unwrap();
-        simt::scores(order, call).map_err(|fault| fault.to_string())?;
+        simt::scores_and_maxima(order, call, reach, maxima).map_err(|fault| fault.to_string())?;
         Ok(scores)
+    }
+
+    /// What a selection from these scores starts from.
+    fn selection(&self, scores: Vec<f32>) -> Selection {
+        let shape = TopkShape::new(self.n_kv.len(), self.stride, 2051, 2056).unwrap();
+        Selection { shape, scores, n_kv: self.n_kv.clone() }
     }
 
     /// The sums in the rule's order, one block after the other.
@@ -333,4 +344,29 @@ fn mutated_scores_are_caught() {
         let problem = mutation::with(Mutation::ScoresTakesEmptyTail, || data.check(order)).unwrap_err();
         assert!(problem.contains("differ"), "{problem}");
     }
+}
+
+/// In chunks of 8, 16, 32 and 64 blocks; no word of a chunk without a cell is written.
+#[test]
+fn scores_leave_the_maxima() {
+    let data = ScoresData::new(&[700, 0, 1, 255, 256, 257, 260, 32, 699], true);
+    for (index, reach) in [9300, 100_000, 200_000, 500_000].into_iter().enumerate() {
+        let len = DeviceMaxima::len(reach).unwrap();
+        let mut maxima = vec![u32::MAX; data.n_kv.len() * len];
+        let scores = data.run_with(ORDERS[index], reach, &mut maxima).unwrap();
+        keyhead::check::same_bits("scores", &scores, &data.expected()).unwrap();
+        assert!(maxima == data.selection(scores).maxima(reach), "reach {reach}");
+    }
+    assert_eq!(DeviceMaxima::len(9000), Some(0), "such rows fit on chip");
+    assert_eq!(DeviceMaxima::len(600_000), None, "chunks that no tile holds");
+}
+
+#[test]
+fn a_selection_by_the_maxima_is_the_same() {
+    let data = ScoresData::new(&[37_205, 9001, 37_204], false);
+    let mut maxima = vec![u32::MAX; 3 * DeviceMaxima::len(data.stride).unwrap()];
+    let selection = data.selection(data.run_with(Order::Ascending, data.stride, &mut maxima).unwrap());
+    let mut ids = selection.blank();
+    simt::topk_by_maxima(Order::Descending, selection.call(&mut ids), data.stride, &mut maxima).unwrap();
+    keyhead::check::same_bits("ids", &ids, &selection.expected()).unwrap();
 }

@@ -2,7 +2,7 @@
 
 use super::{Contender, Row, alternate_behind};
 use crate::check::topk::{Pattern, Selection};
-use crate::cuda::{DeviceBuffer, DeviceScores, DeviceTopk, Stream, Topk};
+use crate::cuda::{DeviceBuffer, DeviceMaxima, DeviceScores, DeviceTopk, Stream, Topk};
 use crate::error::{Error, Result};
 use crate::topk::{BLOCK_CELLS, INDEX_DIM, INDEX_HEADS, Kernel, Step};
 
@@ -66,6 +66,7 @@ pub fn topk(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
         steps: steps.as_ptr(),
         ids: ids.as_ptr(),
         active: None,
+        maxima: None,
     };
     let mut contenders = Vec::new();
     for kernel in Kernel::ALL {
@@ -79,6 +80,20 @@ pub fn topk(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
             run: Box::new(move || {
                 // SAFETY: the buffers are of these sizes and outlive the timing, which ends with a synchronisation.
                 unsafe { topk.select(stream, &device_call, workspace, Some(kernel)) }.map(drop)
+            }),
+        });
+    }
+    let reach = call.stride() - 1;
+    let maxima_words;
+    if DeviceMaxima::len(reach).is_some_and(|len| len > 0) {
+        maxima_words = DeviceBuffer::from_slice(stream, "maxima", &data.maxima(reach))?;
+        let maxima = Some(DeviceMaxima { address: maxima_words.as_ptr(), reach });
+        let device_call = DeviceTopk { maxima, ..device_call };
+        contenders.push(Contender {
+            name: format!("topk/sieve, maxima given/{}x{}/{}", call.queries, call.cells, call.contents),
+            run: Box::new(move || {
+                // SAFETY: as above.
+                unsafe { topk.select(stream, &device_call, workspace, Some(Kernel::Sieve)) }.map(drop)
             }),
         });
     }
@@ -115,12 +130,21 @@ pub fn scores(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
         scores: scores.as_ptr(),
         stride: call.stride(),
         reach: blocks,
+        maxima: 0,
     };
-    let contenders = vec![Contender {
-        name: format!("scores/{queries}x{}", call.cells),
-        // SAFETY: the buffers are of these sizes and outlive the timing, which ends with a synchronisation.
-        run: Box::new(move || unsafe { topk.scores(stream, &device_call) }),
-    }];
+    let maxima_len = DeviceMaxima::len(blocks).unwrap_or(0);
+    let maxima = DeviceBuffer::<u32>::alloc(topk.device(), "maxima", queries * maxima_len)?;
+    let calls = [
+        ("scores", device_call),
+        ("scores and maxima", DeviceScores { maxima: maxima.as_ptr(), ..device_call }),
+    ];
+    let contenders =
+        calls.into_iter().take(if maxima_len > 0 { 2 } else { 1 }).map(|(name, device_call)| Contender {
+            name: format!("{name}/{queries}x{}", call.cells),
+            // SAFETY: the buffers are of these sizes and outlive the timing, which ends with a synchronisation.
+            run: Box::new(move || unsafe { topk.scores(stream, &device_call) }),
+        });
+    let contenders = contenders.collect();
     measure(topk, stream, contenders, 4 * (blocks * INDEX_DIM + queries * (blocks + INDEX_HEADS * INDEX_DIM)))
 }
 

@@ -2,7 +2,7 @@
 
 mod topk;
 
-pub use topk::{scores, topk};
+pub use topk::{scores, scores_and_maxima, topk, topk_by_maxima};
 
 use super::{LayerData, Prepared};
 use crate::cuda::{DeviceFloats, DeviceOutNorm, DevicePrepare, DeviceRecurrence, DeviceRows, PrepareStep};

@@ -1,9 +1,11 @@
 //! Selections to check: scores that are hard in some way, and what the rule's words make of them.
 
 use super::data::Random;
+use crate::cuda::DeviceMaxima;
 use crate::error::{Error, Result};
 use crate::topk::{BLOCK_CELLS, Step, Topk, TopkShape};
-use kernels_gpu::topk::rule::TAIL_BONUS;
+use kernels_gpu::topk::rule::{TAIL_BONUS, key};
+use kernels_gpu::topk::sieve;
 use std::cmp::Ordering;
 use std::fmt;
 use std::str::FromStr;
@@ -178,6 +180,29 @@ impl Selection {
     pub fn records(&self) -> Vec<i32> {
         let words = |&n_kv: &i32| Step::new(n_kv as u32, self.shape.width() as u32).words();
         self.n_kv.iter().flat_map(words).collect()
+    }
+
+    /// The largest key of each chunk, as the block scores' kernel leaves it for rows of up to `reach` blocks; what it does not write is the
+    /// largest key.
+    ///
+    /// # Panics
+    /// For rows that are too long for maxima.
+    pub fn maxima(&self, reach: usize) -> Vec<u32> {
+        let len = DeviceMaxima::len(reach).expect("rows that have maxima");
+        let mut maxima = vec![u32::MAX; self.n_kv.len() * len];
+        if len == 0 {
+            return maxima;
+        }
+        let chunk = 1 << sieve::chunk_shift(reach as u32);
+        for (query, &n_kv) in self.n_kv.iter().enumerate() {
+            let candidates = Step::new(n_kv as u32, 1).candidates() as usize;
+            let row = &self.scores[query * self.shape.stride()..][..candidates];
+            let largest =
+                row.chunks(chunk).map(|scores| scores.iter().map(|score| key(score.to_bits())).max());
+            let words = &mut maxima[query * len..][..len];
+            words.iter_mut().zip(largest).for_each(|(word, largest)| *word = largest.unwrap_or(0));
+        }
+        maxima
     }
 
     /// Ids that nobody has written.

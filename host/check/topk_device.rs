@@ -4,9 +4,11 @@ use super::data::Random;
 use super::topk::{Pattern, Selection};
 use super::{Report, same_bits};
 use crate::cpu;
-use crate::cuda::{DeviceBuffer, DeviceScores, DeviceTopk, Graph, Kernels, Stream, Topk, TopkWorkspace};
+use crate::cuda::{
+    DeviceBuffer, DeviceMaxima, DeviceScores, DeviceTopk, Graph, Kernels, Stream, Topk, TopkWorkspace,
+};
 use crate::error::{Error, Result};
-use crate::topk::{INDEX_DIM, INDEX_HEADS, Kernel, Scores, Step};
+use crate::topk::{INDEX_DIM, INDEX_HEADS, Kernel, Scores, Step, TopkShape};
 
 /// Cells that a query selects.
 const WIDTH: usize = 2051;
@@ -92,7 +94,7 @@ fn ending_at(pattern: Pattern, queries: usize, context: usize, capacity: usize, 
 
 /// Whether a kernel can run here.
 fn runs(topk: &Topk, kernel: Kernel, data: &Selection, active: Option<usize>) -> Result<bool> {
-    let call = DeviceTopk { shape: data.shape, scores: 0, steps: 0, ids: 0, active };
+    let call = DeviceTopk { shape: data.shape, scores: 0, steps: 0, ids: 0, active, maxima: None };
     match topk.plan(&call.request(Some(kernel))) {
         Ok(_) => Ok(true),
         Err(Error::Variant { .. }) => Ok(false),
@@ -174,6 +176,7 @@ impl Buffers {
             steps: self.steps.as_ptr(),
             ids: self.ids.as_ptr(),
             active: None,
+            maxima: None,
         })
     }
 
@@ -223,7 +226,7 @@ fn graph(topk: &Topk, stream: &Stream, kernel: Kernel) -> Result<Result<(), Stri
     Ok(Ok(()))
 }
 
-/// The block scores of neighbouring positions.
+/// The block scores of neighbouring positions, their maxima, and the selection by those.
 fn scores(
     topk: &Topk,
     stream: &Stream,
@@ -239,17 +242,20 @@ fn scores(
     let q_idx = floats(queries * INDEX_HEADS * INDEX_DIM);
     let tail = floats(if own_tails { queries * INDEX_DIM } else { INDEX_DIM });
     let blank = f32::from_bits(Selection::BLANK as u32);
+    let reach = complete + 1;
     let mut expected = vec![blank; queries * stride];
     cpu::scores(Scores::new(stride, &pooled, &q_idx, &tail, &n_kv, &mut expected)?);
+    let shape = TopkShape::new(queries, stride, WIDTH, WIDTH)?;
+    let selection = Selection { shape, scores: expected.clone(), n_kv };
     expected.extend([blank; GUARD]);
+    let expected_maxima = [selection.maxima(reach), vec![u32::MAX; GUARD]].concat();
 
-    let steps: Vec<i32> =
-        n_kv.iter().flat_map(|&n_kv| Step::new(n_kv as u32, WIDTH as u32).words()).collect();
     let upload = |what: &str, words: &[f32]| DeviceBuffer::from_slice(stream, what, words);
     // Nothing lies where the key of a block that is not complete would be.
     let (pooled, q_idx, tail) =
         (upload("pooled", &pooled)?, upload("q_idx", &q_idx)?, upload("tail", &tail)?);
-    let steps = DeviceBuffer::from_slice(stream, "steps", &steps)?;
+    let steps = DeviceBuffer::from_slice(stream, "steps", &selection.records())?;
+    let maxima = DeviceBuffer::from_slice(stream, "maxima", &vec![u32::MAX; expected_maxima.len()])?;
     let out = upload("scores", &vec![blank; expected.len()])?;
     let call = DeviceScores {
         queries,
@@ -260,11 +266,32 @@ fn scores(
         steps: steps.as_ptr(),
         scores: out.as_ptr(),
         stride,
-        reach: complete + 1,
+        reach,
+        maxima: maxima.as_ptr(),
     };
-    // SAFETY: the buffers are of these sizes, on this device, and live until the download.
-    unsafe { topk.scores(stream, &call)? };
-    let mut found = vec![0.0; expected.len()];
+    let ids = DeviceBuffer::from_slice(stream, "ids", &selection.blank())?;
+    let selecting = DeviceTopk {
+        shape,
+        scores: call.scores,
+        steps: call.steps,
+        ids: ids.as_ptr(),
+        active: None,
+        maxima: Some(DeviceMaxima { address: call.maxima, reach }),
+    };
+    let workspace = topk.workspace(shape)?;
+    // SAFETY: the buffers are of these sizes, on this device, and live until the downloads.
+    unsafe {
+        topk.scores(stream, &call)?;
+        topk.select(stream, &selecting, &workspace, Some(Kernel::Sieve))?;
+    }
+    let (mut found, mut found_maxima) = (vec![0.0; expected.len()], vec![0; expected_maxima.len()]);
+    let mut found_ids = selection.blank();
     out.download(stream, &mut found)?;
-    Ok(same_bits("scores", &found, &expected))
+    maxima.download(stream, &mut found_maxima)?;
+    ids.download(stream, &mut found_ids)?;
+    let mut expected_ids = selection.blank();
+    cpu::topk(selection.call(&mut expected_ids))?;
+    Ok(same_bits("scores", &found, &expected)
+        .and_then(|()| same_bits("maxima", &found_maxima, &expected_maxima))
+        .and_then(|()| same_bits("ids by the maxima", &found_ids, &expected_ids)))
 }

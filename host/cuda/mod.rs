@@ -1,4 +1,4 @@
-//! Running kernels on an NVIDIA GPU: devices, modules of PTX, launches, streams, device memory.
+//! Running kernels on an NVIDIA GPU: devices, modules of PTX, launches, maxima_launch, streams, device memory.
 //!
 //! The driver library is opened when it is first needed, so this module is there on every machine; without a
 //! driver its entry points answer [`Error::NoDriver`](crate::error::Error::NoDriver). `cust` and the driver's
@@ -77,5 +77,5 @@ pub use kernel::Kernel;
 pub use kernels::Kernels;
 pub use module::Module;
 pub use stream::{Event, Graph, Stream};
-pub use topk::{DeviceScores, DeviceTopk, Topk, TopkWorkspace};
-pub(crate) use topk::{Launch, launches, scratch_len};
+pub use topk::{DeviceMaxima, DeviceScores, DeviceTopk, Topk, TopkWorkspace};
+pub(crate) use topk::{Launch, launches, maxima_launch, scratch_len};

@@ -30,6 +30,7 @@ impl Topk {
             steps: steps.as_ptr(),
             ids: device_ids.as_ptr(),
             active: Some(reach),
+            maxima: None,
         };
         // SAFETY: the buffers are of these sizes and live until the copy back is done.
         let plan = unsafe { self.select(stream, &device_call, &workspace, kernel)? };
@@ -68,6 +69,7 @@ impl Topk {
             scores: device_scores.as_ptr(),
             stride,
             reach,
+            maxima: 0,
         };
         // SAFETY: the buffers are of these sizes and live until the copy back is done.
         unsafe { self.scores(stream, &device_call)? };

@@ -26,6 +26,34 @@ pub struct DeviceTopk {
     pub ids: u64,
     /// The largest `n_bid + 1` of the call, where the caller knows it; `None` for a call that becomes part of a graph.
     pub active: Option<usize>,
+    /// The maxima that [`Topk::scores`] left of these scores, which spare `sieve` most of its reading; other kernels ignore them.
+    pub maxima: Option<DeviceMaxima>,
+}
+
+/// The largest key of each chunk of a row of scores.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceMaxima {
+    /// `[queries][`[`len`](Self::len)`]` u32, 16-byte aligned.
+    pub address: u64,
+    /// The largest `n_bid + 1` that a query can have, when they are written and when they are read: it fixes the size of the chunks.
+    pub reach: usize,
+}
+
+impl DeviceMaxima {
+    /// Words a query, 0 where rows are so short that `sieve` wants no maxima. `None` for rows that are too long for them.
+    pub fn len(reach: usize) -> Option<usize> {
+        let reach = u32::try_from(reach).ok()?;
+        (sieve::chunk_shift(reach) <= scores::LARGEST_CHUNK).then(|| sieve::maxima_stride(reach))
+    }
+
+    /// Errors: `Argument`, `Alignment`.
+    fn check(&self, stride: usize) -> Result<()> {
+        let len = Self::len(self.reach).filter(|_| self.reach <= stride).ok_or_else(|| {
+            let accepted = format!("at most the stride, {stride}, and the 589760 blocks that maxima are for");
+            Error::argument("maxima.reach", self.reach, accepted)
+        })?;
+        if len == 0 { Ok(()) } else { check_address("maxima", self.address, 16) }
+    }
 }
 
 /// Block scores on device memory. All addresses but that of `scores` and `steps` are multiples of 16.
@@ -48,6 +76,8 @@ pub struct DeviceScores {
     pub stride: usize,
     /// The largest `n_bid + 1` that a query can have; at most `stride`.
     pub reach: usize,
+    /// Where to write the largest key of each chunk, for [`DeviceTopk::maxima`] with the same reach; 0 where nobody wants them.
+    pub maxima: u64,
 }
 
 /// One launch of a selection.
@@ -102,6 +132,11 @@ pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: u
     }
 }
 
+/// The launch of `sieve` with the maxima at hand, which are its scratch.
+pub(crate) fn maxima_launch(queries: usize) -> Launch {
+    Launch { entry: "sieve_maxima", blocks: queries as u32, threads: sieve::THREADS as u32 }
+}
+
 /// Words of scratch of a launch. The first `queries` of `sieve_split` are 0 whenever it does not run, the others may be anything.
 pub(crate) fn scratch_len(launch: &Launch, shape: TopkShape) -> usize {
     match launch.entry {
@@ -120,9 +155,9 @@ impl DeviceScores {
             q_idx: Global::from_address(self.q_idx),
             steps: Global::from_address(self.steps),
             scores: GlobalMut::from_address(self.scores),
-            maxima: GlobalMut::from_address(0),
+            maxima: GlobalMut::from_address(self.maxima),
             stride: self.stride as u64,
-            maxima_stride: 0,
+            maxima_stride: DeviceMaxima::len(self.reach).unwrap_or(0) as u64,
             tail_stride: if self.tail_per_query { INDEX_DIM as u64 } else { 0 },
             queries: self.queries as u32,
             reach: self.reach as u32,
@@ -249,7 +284,7 @@ impl Topk {
     /// Nothing is allocated, so the call may be captured into a graph, whose replays read the steps anew; the workspace must then live as long
     /// as the graph.
     ///
-    /// Errors: `Alignment`, `Variant`, `Argument` (active, workspace), or the driver's own. A fault while the kernel runs is reported by
+    /// Errors: `Alignment`, `Variant`, `Argument` (active, maxima, workspace), or the driver's own. A fault while the kernel runs is reported by
     /// a later call on the stream.
     ///
     /// # Safety
@@ -275,19 +310,32 @@ impl Topk {
         for (tensor, address) in [("scores", call.scores), ("steps", call.steps), ("ids", call.ids)] {
             check_address(tensor, address, 4)?;
         }
+        if let (Kernel::Sieve, Some(maxima)) = (plan.kernel, call.maxima) {
+            maxima.check(shape.stride())?;
+            let args = call.args(maxima.reach, maxima.address);
+            // SAFETY: the record is the entry's; the caller's promise about the memory.
+            unsafe { self.launch(stream, &maxima_launch(shape.queries()), &args)? };
+            return Ok(plan);
+        }
         for launch in launches {
             let args = call.args(plan.reach, workspace.scratch(&launch, shape)?);
-            let kernel = self.inner.kernels.get(launch.entry)?;
-            let (grid, block) = ([launch.blocks, 1, 1], [launch.threads, 1, 1]);
             // SAFETY: the record is the entry's; the caller's promise about the memory.
-            unsafe { kernel.launch_with(stream, grid, block, 0, &args)? };
+            unsafe { self.launch(stream, &launch, &args)? };
         }
         Ok(plan)
     }
 
+    /// # Safety
+    /// `args` describes memory that is there until the kernel has run.
+    unsafe fn launch(&self, stream: &Stream, launch: &Launch, args: &TopkArgs) -> Result<()> {
+        let kernel = self.inner.kernels.get(launch.entry)?;
+        // SAFETY: the record is that of every selection kernel; the caller's promise about the memory.
+        unsafe { kernel.launch_with(stream, [launch.blocks, 1, 1], [launch.threads, 1, 1], 0, args) }
+    }
+
     /// Queues the block scores on the stream. No queries: no launch.
     ///
-    /// Errors: `Argument` (stride, reach, queries), `Alignment`, or the driver's own.
+    /// Errors: `Argument` (reach, maxima, queries), `Alignment`, or the driver's own.
     ///
     /// # Safety
     /// The addresses are of live device memory of the sizes that [`DeviceScores`] states, on this device; the steps keep within `reach`;
@@ -309,6 +357,9 @@ impl Topk {
         }
         for (tensor, address) in [("steps", call.steps), ("scores", call.scores)] {
             check_address(tensor, address, 4)?;
+        }
+        if call.maxima != 0 {
+            DeviceMaxima { address: call.maxima, reach: call.reach }.check(call.stride)?;
         }
         let kernel = self.inner.kernels.get("scores")?;
         let args = call.args();
