@@ -111,13 +111,6 @@ impl DeviceLayer {
     }
 }
 
-fn same_output(found: &LayerOutput, expected: &LayerOutput) -> Result<(), String> {
-    same_bits("conv_state", &found.conv_state, &expected.conv_state)?;
-    same_bits("y", &found.y, &expected.y)?;
-    same_bits("state", &found.state, &expected.state)?;
-    same_bits("out, byte by byte,", found.out.floats().bytes(), expected.out.floats().bytes())
-}
-
 pub(super) fn run(gdn: &Gdn, stream: &Stream, report: &mut Report<'_>) {
     let shape = |(key, value), tokens, index: usize| LayerShape {
         heads: Heads::new(key, value, [HeadMap::Tiled, HeadMap::Grouped][index % 2]).expect("a valid pair"),
@@ -189,11 +182,7 @@ fn steps(gdn: &Gdn, stream: &Stream, report: &mut Report<'_>, data: &LayerData) 
     for (name, steps) in [("prepare", &[All][..]), ("gates, conv, l2norm", &[Gates, Conv, L2Norm])] {
         report.case(&format!("{name} {}", data.shape), || {
             let found = prepare(gdn, stream, data, steps).map_err(|error| error.to_string())?;
-            let expected = data.prepared(true);
-            same_bits("h", &found.h, &expected.h)?;
-            same_bits("gate", &found.gate, &expected.gate)?;
-            same_bits("beta", &found.beta, &expected.beta)?;
-            same_bits("conv_state", &found.conv_state, &expected.conv_state)
+            found.same_bits(&data.prepared(true))
         });
     }
 }
@@ -252,7 +241,7 @@ fn whole(
             }
             layer.output(stream)
         };
-        same_output(&run().map_err(|error| error.to_string())?, &expected)
+        run().map_err(|error| error.to_string())?.same_bits(&expected)
     });
 }
 
@@ -283,6 +272,6 @@ fn replayed(gdn: &Gdn, stream: &Stream, report: &mut Report<'_>, data: &LayerDat
         if expected.state == data.state {
             return Err("nothing ran".into());
         }
-        same_output(&found, &expected)
+        found.same_bits(&expected)
     });
 }

@@ -1,6 +1,7 @@
 //! A whole layer's inputs for checks, tests and benchmarks: random, from a seed.
 
 use super::data::Random;
+use super::same_bits;
 use crate::cpu;
 use crate::gdn::{
     CONV_HISTORY, CONV_TAPS, Carried, Dtype, Floats, Forward, ForwardInputs, ForwardOptions, ForwardOutputs,
@@ -101,6 +102,16 @@ pub struct LayerOutput {
     pub state: Vec<f32>,
 }
 
+impl LayerOutput {
+    /// Where it differs first from what is expected, if it does.
+    pub fn same_bits(&self, expected: &LayerOutput) -> Result<(), String> {
+        same_bits("conv_state", &self.conv_state, &expected.conv_state)?;
+        same_bits("y", &self.y, &expected.y)?;
+        same_bits("state", &self.state, &expected.state)?;
+        same_bits("out, byte by byte,", self.out.floats().bytes(), expected.out.floats().bytes())
+    }
+}
+
 /// What stands between conv and recurrence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prepared {
@@ -108,6 +119,16 @@ pub struct Prepared {
     pub gate: Vec<f32>,
     pub beta: Vec<f32>,
     pub conv_state: Vec<f32>,
+}
+
+impl Prepared {
+    /// Where it differs first from what is expected, if it does.
+    pub fn same_bits(&self, expected: &Prepared) -> Result<(), String> {
+        same_bits("h", &self.h, &expected.h)?;
+        same_bits("gate", &self.gate, &expected.gate)?;
+        same_bits("beta", &self.beta, &expected.beta)?;
+        same_bits("conv_state", &self.conv_state, &expected.conv_state)
+    }
 }
 
 /// A word that no kernel writes.

@@ -1,12 +1,13 @@
 //! `keyhead check`: every kernel that can run here against the CPU backend, bit for bit.
 //!
 //! On a CUDA device each kernel runs there, on buffers with guard words behind them. Without one each kernel's source runs on
-//! the SIMT executor, under several thread orders, on small shapes.
+//! the SIMT executor, under several thread orders, on small shapes, and every instruction set of the CPU.
 
 mod data;
 mod device;
 pub(crate) mod device_layer;
 mod host;
+mod host_layer;
 mod layer;
 pub mod simt;
 pub mod topk;
@@ -58,6 +59,7 @@ pub fn run(backend: &Backend, only: &str, progress: &mut dyn FnMut(&str, Result<
         }
         None => {
             host::run(&mut report);
+            host_layer::run(&mut report);
             topk_host::cpu_cases(&mut report);
             topk_host::simt_cases(&mut report);
         }
