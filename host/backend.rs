@@ -3,7 +3,7 @@
 use crate::cpu;
 use crate::cuda::{self, Gdn, Kernels, Stream};
 use crate::error::{Error, Result};
-use crate::gdn::{Forward, HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
+use crate::gdn::{Forward, ForwardPlan, HeadMap, Heads, OutNorm, Recurrence, Request, Switches, Variant};
 use crate::topk::{self, BLOCK_CELLS, Scores, Topk, TopkShape, WIDTH};
 
 /// A place to run on. For calls on device memory and an engine's own stream see [`cuda::Gdn`].
@@ -173,53 +173,44 @@ impl Backend {
         }
     }
 
-    /// For each step and some shapes of published models, what runs here and why.
+    /// For calls of the shapes of published models, what runs here and why.
     pub fn plan_lines(&self) -> Vec<String> {
+        match &self.kind {
+            Kind::Cpu(Cpu { isa, .. }) => {
+                ["forward", "topk", "scores"].map(|call| format!("{call}: {isa}")).into()
+            }
+            Kind::Cuda(cuda) => {
+                let forward = ForwardPlan::lines(&cuda.forward_plans());
+                let scores = "scores: the only kernel of this step".into();
+                forward.into_iter().chain(cuda.topk_plan_lines()).chain([scores]).collect()
+            }
+        }
+    }
+}
+
+impl Cuda {
+    fn forward_plans(&self) -> Vec<(Heads, Result<ForwardPlan>)> {
         const SHAPES: [(usize, usize); 7] =
             [(16, 48), (16, 32), (16, 64), (16, 16), (8, 24), (4, 16), (2, 8)];
-        let line = |(key, value): (usize, usize)| {
-            let step = format!("recurrence {key}/{value} heads");
-            let plan = match &self.kind {
-                Kind::Cpu(Cpu { isa, .. }) => return format!("{step}: {}", isa.name()),
-                Kind::Cuda(cuda) => Heads::new(key, value, HeadMap::Grouped)
-                    .and_then(|heads| cuda.gdn.plan(&Request { heads, variant: None, aligned: true })),
-            };
-            match plan {
-                Ok(plan) => format!("{step}: {}: {}", plan.variant, plan.reason),
-                Err(error) => format!("{step}: {error}"),
-            }
-        };
-        let norm = match &self.kind {
-            Kind::Cpu(Cpu { isa, .. }) => format!("out_norm: {}", isa.name()),
-            Kind::Cuda(_) => "out_norm: out_norm: the only kernel of this step".into(),
-        };
-        SHAPES.into_iter().map(line).chain([norm]).chain(self.topk_plan_lines()).collect()
+        let plan = |heads| self.gdn.plan(&Request { heads, variant: None, aligned: true });
+        let heads = SHAPES.into_iter().flat_map(|(key, value)| Heads::new(key, value, HeadMap::Grouped));
+        heads.map(|heads| (heads, plan(heads).map(|plan| ForwardPlan::new(heads, plan)))).collect()
     }
 
-    /// The same for the block top-k: a decode window, and a prompt's queries at some contexts.
+    /// A decode window, and a prompt's queries at some contexts.
     fn topk_plan_lines(&self) -> Vec<String> {
         const CALLS: [(usize, usize); 4] = [(8, 262_144), (256, 65_536), (256, 262_144), (256, 1_048_576)];
         let line = |(queries, capacity): (usize, usize)| {
-            let step = format!("topk {queries} queries, up to {capacity} cells");
-            let plan = match &self.kind {
-                Kind::Cpu(Cpu { isa, .. }) => return format!("{step}: {isa}"),
-                Kind::Cuda(cuda) => {
-                    // As the reference engine has it.
-                    let stride = capacity / BLOCK_CELLS as usize + 2;
-                    let request = TopkShape::new(queries, stride, WIDTH, WIDTH).map(topk::Request::new);
-                    request.and_then(|request| cuda.topk.plan(&request))
-                }
+            // As the reference engine has it.
+            let stride = capacity / BLOCK_CELLS as usize + 2;
+            let request = TopkShape::new(queries, stride, WIDTH, WIDTH).map(topk::Request::new);
+            let plan = match request.and_then(|request| self.topk.plan(&request)) {
+                Ok(plan) => format!("{}: {}", plan.kernel, plan.reason),
+                Err(error) => error.to_string(),
             };
-            match plan {
-                Ok(plan) => format!("{step}: {}: {}", plan.kernel, plan.reason),
-                Err(error) => format!("{step}: {error}"),
-            }
+            format!("topk {queries} queries, up to {capacity} cells: {plan}")
         };
-        let scores = match &self.kind {
-            Kind::Cpu(Cpu { isa, .. }) => format!("scores: {isa}"),
-            Kind::Cuda(_) => "scores: scores: the only kernel of this step".into(),
-        };
-        CALLS.into_iter().map(line).chain([scores]).collect()
+        CALLS.into_iter().map(line).collect()
     }
 }
 

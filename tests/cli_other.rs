@@ -22,7 +22,9 @@ fn info_without_and_with_a_gpu() {
         &keyhead::ptx::source(),
         "sm_70",
         "CPU",
-        "recurrence 16/48 heads",
+        "    forward: ",
+        "    topk: ",
+        "    scores: ",
         "CUDA",
     ] {
         assert!(shown.contains(part), "no `{part}` in: {shown}");
@@ -32,7 +34,13 @@ fn info_without_and_with_a_gpu() {
     let info: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(info["ptx"]["modules"][0]["name"], "sm_70");
-    assert!(info["cpu"]["plan"].as_array().is_some_and(|lines| !lines.is_empty()));
+    assert_eq!(info["cpu"]["plan"].as_array().map(Vec::len), Some(3));
+    for device in
+        info["cuda"]["devices"].as_array().unwrap().iter().filter(|device| device["error"].is_null())
+    {
+        let plan = device["plan"].to_string();
+        assert!(plan.contains("forward 16/48 heads: prepare, "), "{plan}");
+    }
     // Either a device or the reason why there is none.
     assert_ne!(info["cuda"]["devices"].as_array().unwrap().is_empty(), info["cuda"]["error"].is_null());
 }

@@ -1,8 +1,9 @@
-//! Which recurrence kernel a card gets: the rule against a table of real cards, without a GPU.
+//! Which kernels a card gets: the rule for the recurrence against a table of real cards, and what is launched around it, without a
+//! GPU.
 
 use Variant::{Cols, Heads as HeadsVariant, Keyhead, Pipe, Scan};
 use keyhead::Error;
-use keyhead::gdn::{Device, HeadMap, Heads, Plan, Request, Switches, Variant};
+use keyhead::gdn::{Device, ForwardPlan, HeadMap, Heads, Plan, Request, Switches, Variant};
 
 struct Card {
     name: &'static str,
@@ -195,6 +196,67 @@ fn heads_and_cols_are_never_chosen() {
             }
         }
     }
+}
+
+fn forward_plan(device: &Device, request: &Request) -> Result<ForwardPlan, Error> {
+    Ok(ForwardPlan::new(request.heads, plan(device, request, &Switches::default())?))
+}
+
+#[test]
+fn the_whole_path_is_three_launches_or_two() {
+    let h200 = device(132, (9, 0));
+    for variant in Variant::ALL {
+        let request = Request { variant: Some(variant), ..request(16, 48) };
+        let plan = forward_plan(&h200, &request).unwrap();
+        assert_eq!(plan.variant, variant);
+        let kernels: Vec<&str> = plan.launches.iter().map(|launch| launch.kernel.as_str()).collect();
+        let expected = match variant {
+            HeadsVariant => vec!["prepare", "heads_norm"],
+            Cols => vec!["prepare", "cols", "out_norm"],
+            Pipe => vec!["prepare", "pipe", "out_norm"],
+            Keyhead => vec!["prepare", "keyhead_vpk3", "out_norm"],
+            Scan => vec!["prepare", "scan", "out_norm"],
+        };
+        assert_eq!(kernels, expected);
+        // Every launch is a kernel of the module that the card takes.
+        let module = keyhead::ptx::Module::for_compute_capability(9, 0).unwrap();
+        for kernel in kernels {
+            assert!(module.entries.iter().any(|entry| entry.name == kernel), "{kernel}");
+        }
+        assert!(plan.launches[1].reason.starts_with("asked for by the caller"), "{plan}");
+    }
+}
+
+#[test]
+fn a_plan_says_why() {
+    let plan = forward_plan(&device(40, (7, 5)), &request(16, 48)).unwrap();
+    let shown = plan.to_string();
+    assert!(
+        shown.starts_with("prepare (gates, conv and l2norm in one launch), pipe (the fastest"),
+        "{shown}"
+    );
+    assert!(shown.contains("not scan: it needs compute capability 8.0"), "{shown}");
+    assert!(shown.ends_with(", out_norm (the only kernel of this step)"), "{shown}");
+}
+
+#[test]
+fn a_reason_of_several_plans_is_told_once() {
+    let h200 = device(132, (9, 0));
+    let plans = [request(16, 48), request(8, 24), Request { variant: Some(Keyhead), ..request(8, 40) }]
+        .map(|request| (request.heads, forward_plan(&h200, &request)));
+    let lines = ForwardPlan::lines(&plans);
+    assert_eq!(
+        lines,
+        [
+            "forward 16/48 heads: prepare, scan (the fastest that can run, 96 blocks on 132 SMs), out_norm",
+            "forward 8/24 heads: prepare, scan (the fastest that can run, 48 blocks on 132 SMs), out_norm",
+            &format!("forward 8/40 heads: {}", plans[2].1.as_ref().unwrap_err()),
+            "prepare: gates, conv and l2norm in one launch",
+            "out_norm: the only kernel of this step",
+        ]
+    );
+    let alone = ForwardPlan::lines(&plans[..1]);
+    assert_eq!(alone, [format!("forward 16/48 heads: {}", plans[0].1.as_ref().unwrap())]);
 }
 
 #[test]

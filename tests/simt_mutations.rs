@@ -1,20 +1,24 @@
 //! Deliberate faults in the GDN kernels: each must be caught, under every order, by the check that is meant to.
 
 use ::simt::FaultKind::{Alignment, AsyncPending, GlobalBounds, SharedRace, SharedUninitialised};
-use ::simt::{Fault, FaultKind, Order};
-use Kernel::{HeadsNorm, OutNormed, Recurred};
+use ::simt::{Fault, FaultKind, Order, Stats};
+use Kernel::{HeadsNorm, OutNormed, Prepare, PrepareSm70, Recurred};
 use Mutation::*;
+use PrepareStep::{All, Conv, Gates, L2Norm};
 use Variant::{Cols, Heads, Keyhead, Pipe, Scan};
 use half::f16;
 use kernels_gpu::mutation::{self, Mutation};
-use keyhead::check::{Data, Output, Shape, simt};
+use keyhead::check::{Data, LayerData, LayerShape, Output, Prepared, Shape, simt};
 use keyhead::cpu;
-use keyhead::gdn::{self, HEAD_DIM, HeadMap, NormAct, NormOut, OutNorm, StateLayout, Variant};
+use keyhead::cuda::PrepareStep;
+use keyhead::gdn::{self, Dtype, HEAD_DIM, HeadMap, NormAct, NormOut, OutNorm, StateLayout, Variant};
 
 const ORDERS: [Order; 4] = [Order::Ascending, Order::Descending, Order::WarpReversed, Order::Seeded(7)];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kernel {
+    Prepare(PrepareStep),
+    PrepareSm70,
     Recurred(Variant),
     HeadsNorm,
     OutNormed,
@@ -27,7 +31,32 @@ const BITS: Checks = &[];
 /// Under some orders a thread that does not wait is early enough to find nothing written yet.
 const RACE: Checks = &[SharedRace, SharedUninitialised];
 
-const FAULTS: [(Kernel, Mutation, Checks); 34] = [
+const FAULTS: [(Kernel, Mutation, Checks); 59] = [
+    (Prepare(Conv), ConvReversesTaps, BITS),
+    (Prepare(Conv), ConvKeepsHistoryInPlace, BITS),
+    (Prepare(Conv), ConvStoresPastTheEnd, &[GlobalBounds]),
+    (Prepare(Conv), ConvTakesHistoryInEveryTile, BITS),
+    (Prepare(Conv), ConvTakesTheNextBias, BITS),
+    (Prepare(Conv), RingSkipsWait, &[AsyncPending]),
+    (Prepare(Conv), RingReadsTheNextSlot, &[AsyncPending]),
+    (Prepare(Conv), RingCopiesToTheNextSlot, &[SharedUninitialised]),
+    (Prepare(Conv), RingCopiesPastTheEnd, &[GlobalBounds]),
+    (Prepare(L2Norm), RowRisingDistances, BITS),
+    (Prepare(L2Norm), RowReversesGroups, BITS),
+    (Prepare(L2Norm), L2NormTakesTheMean, BITS),
+    (Prepare(L2Norm), L2NormOneHeadMore, BITS),
+    (Prepare(Gates), GatesOneTokenMore, &[GlobalBounds]),
+    (Prepare(Gates), GatesStopAfterABlock, BITS),
+    (Prepare(Gates), GatesTakeBForA, BITS),
+    (Prepare(All), PrepareNormalisesValues, BITS),
+    (Prepare(All), L2NormTakesTheMean, BITS),
+    (Prepare(All), RingSkipsWait, &[AsyncPending]),
+    (Prepare(All), RingCopiesPastTheEnd, &[GlobalBounds]),
+    (Prepare(All), GatesOneTokenMore, &[GlobalBounds]),
+    (PrepareSm70, RegistersReadPastTheEnd, &[GlobalBounds]),
+    (PrepareSm70, RegistersStandStill, BITS),
+    (PrepareSm70, ConvTakesHistoryInEveryTile, BITS),
+    (PrepareSm70, PrepareNormalisesValues, BITS),
     (Recurred(Heads), SwapsHeadMap, BITS),
     (Recurred(Heads), ReversesRowGroups, BITS),
     (Recurred(Heads), HeadsDropsOBarrier, RACE),
@@ -71,6 +100,38 @@ fn data() -> Data {
     Data::random(shape, 71)
 }
 
+/// Two calls of 17 value heads: their gates of a tile are more than a block has threads; 20 tokens end in a second tile, and 2 are fewer
+/// than the history.
+fn layers() -> [LayerData; 2] {
+    [20, 2].map(|tokens| {
+        let shape = LayerShape {
+            heads: gdn::Heads::new(1, 17, HeadMap::Tiled).unwrap(),
+            layout: StateLayout::HeadMajor,
+            tokens,
+            dtype: Dtype::F32,
+            out_dtype: Dtype::F16,
+            act: NormAct::Silu,
+            bias: true,
+        };
+        LayerData::random(shape, 72)
+    })
+}
+
+/// What the kernels before it leave for a step.
+fn before(step: PrepareStep, data: &LayerData) -> Prepared {
+    let blank = data.unprepared();
+    match step {
+        All => blank,
+        Conv => Prepared { h: blank.h, conv_state: blank.conv_state, ..data.prepared(false) },
+        L2Norm => data.prepared(false),
+        Gates => Prepared { gate: blank.gate, beta: blank.beta, ..data.prepared(true) },
+    }
+}
+
+fn prepared_bits(Prepared { h, gate, beta, conv_state }: &Prepared) -> impl Iterator<Item = u32> {
+    [h, gate, beta, conv_state].into_iter().flatten().map(|x| x.to_bits())
+}
+
 /// What a run leaves. The normed output twice: f16 in rows that are not aligned for wide stores, and f32, since rounding to f16 hides
 /// what the order of a sum changes.
 struct Run {
@@ -93,6 +154,13 @@ impl Run {
     }
 }
 
+/// What the kernels work on: the first ones on `layers`, the others on `data`, and the out norms on what the CPU backend makes of it.
+struct Inputs {
+    data: Data,
+    recurred: Output,
+    layers: [LayerData; 2],
+}
+
 fn stride(data: &Data) -> usize {
     data.shape.heads.value() * HEAD_DIM + 3
 }
@@ -107,10 +175,33 @@ fn norm_f32<'a>(data: &'a Data, y: &'a [f32], out: &'a mut [f32]) -> OutNorm<'a>
     data.norm_call(y, NormAct::Silu, NormOut::F32(out))
 }
 
-fn run(kernel: Kernel, order: Order, data: &Data, y: &[f32]) -> Result<Vec<u32>, Fault> {
+/// What is left by a kernel before the recurrence.
+fn run_prepare(
+    layers: &[LayerData],
+    step: PrepareStep,
+    run: impl Fn(&LayerData, &mut Prepared) -> Result<Stats, Fault>,
+) -> Result<Vec<u32>, Fault> {
+    let mut bits = Vec::new();
+    for data in layers {
+        let mut prepared = before(step, data);
+        run(data, &mut prepared)?;
+        bits.extend(prepared_bits(&prepared));
+    }
+    Ok(bits)
+}
+
+fn run(kernel: Kernel, order: Order, inputs: &Inputs) -> Result<Vec<u32>, Fault> {
+    let Inputs { data, recurred, layers } = inputs;
+    let y = &recurred.y;
     let mut run = Run::blank(data);
     let mut output = data.blank();
     match kernel {
+        Prepare(step) => {
+            return run_prepare(layers, step, |data, prepared| simt::prepare(step, order, data, prepared));
+        }
+        PrepareSm70 => {
+            return run_prepare(layers, All, |data, prepared| simt::prepare_sm_70(order, data, prepared));
+        }
         Recurred(variant) => {
             simt::recurrence(variant, order, data.call(&mut output))?;
         }
@@ -127,7 +218,11 @@ fn run(kernel: Kernel, order: Order, data: &Data, y: &[f32]) -> Result<Vec<u32>,
 }
 
 /// The same from the CPU backend.
-fn expected(kernel: Kernel, data: &Data, recurred: &Output) -> Vec<u32> {
+fn expected(kernel: Kernel, Inputs { data, recurred, layers }: &Inputs) -> Vec<u32> {
+    if matches!(kernel, Prepare(_) | PrepareSm70) {
+        let prepared = layers.iter().map(|data| data.prepared(kernel != Prepare(Conv)));
+        return prepared.flat_map(|prepared| prepared_bits(&prepared).collect::<Vec<_>>()).collect();
+    }
     let mut run = Run::blank(data);
     if !matches!(kernel, Recurred(_)) {
         cpu::out_norm(norm_f16(data, &recurred.y, &mut run.out));
@@ -142,21 +237,18 @@ fn expected(kernel: Kernel, data: &Data, recurred: &Output) -> Vec<u32> {
 #[test]
 fn every_fault_is_caught_by_its_check() {
     let data = data();
-    let recurred = data.expected();
+    let inputs = Inputs { recurred: data.expected(), data, layers: layers() };
     let mut kernels: Vec<Kernel> = FAULTS.iter().map(|fault| fault.0).collect();
     kernels.dedup();
     for kernel in kernels {
-        let expected = expected(kernel, &data, &recurred);
+        let expected = expected(kernel, &inputs);
         // What the faults are measured against.
-        assert!(
-            run(kernel, Order::Ascending, &data, &recurred.y).unwrap() == expected,
-            "{kernel:?} without a fault"
-        );
+        assert!(run(kernel, Order::Ascending, &inputs).unwrap() == expected, "{kernel:?} without a fault");
         let faults: Vec<_> = FAULTS.iter().filter(|fault| fault.0 == kernel).collect();
         assert!(faults.len() >= 3, "{kernel:?}");
         for &&(_, mutation, checks) in &faults {
             for order in ORDERS {
-                match mutation::with(mutation, || run(kernel, order, &data, &recurred.y)) {
+                match mutation::with(mutation, || run(kernel, order, &inputs)) {
                     Err(fault) => assert!(checks.contains(&fault.kind()), "{mutation:?}: {fault}"),
                     Ok(found) => {
                         assert!(checks == BITS, "{kernel:?} {mutation:?} {order}: no fault");

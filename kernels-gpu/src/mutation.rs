@@ -62,6 +62,34 @@ pub enum Mutation {
     ConvStoresPastTheEnd,
     /// `conv` of two tokens leaves the history's entries where they were.
     ConvKeepsHistoryInPlace,
+    /// `conv` takes the history for what comes before any tile.
+    ConvTakesHistoryInEveryTile,
+    /// `conv` starts the chain of a channel from its neighbour's bias.
+    ConvTakesTheNextBias,
+    /// What reads ahead through shared memory reads a row without waiting for its copy.
+    RingSkipsWait,
+    /// What reads ahead through shared memory reads the slot behind the right one.
+    RingReadsTheNextSlot,
+    /// What reads ahead through shared memory copies to the slot behind the right one.
+    RingCopiesToTheNextSlot,
+    /// What reads ahead through shared memory copies the row of a token that does not exist.
+    RingCopiesPastTheEnd,
+    /// What reads ahead in registers reads the row of a token that does not exist.
+    RegistersReadPastTheEnd,
+    /// What reads ahead in registers reads a tile's second row again and again.
+    RegistersStandStill,
+    /// `prepare` normalises the v rows, too.
+    PrepareNormalisesValues,
+    /// `l2norm`, and what does the same in `prepare`, takes the mean of the squares for their sum.
+    L2NormTakesTheMean,
+    /// `l2norm` does the first v head, too.
+    L2NormOneHeadMore,
+    /// `gates` does a token that does not exist.
+    GatesOneTokenMore,
+    /// `gates` stops when each of a block's threads has done a value.
+    GatesStopAfterABlock,
+    /// `gates` takes b for a.
+    GatesTakeBForA,
     /// `sieve` takes a chunk less than a selection may touch.
     SieveKeepsOneChunkLess,
     /// `sieve` keeps the highest ties.

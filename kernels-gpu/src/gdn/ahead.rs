@@ -5,6 +5,7 @@
 
 use super::conv::THREADS;
 use super::row::{Floats, Loaded, WIDTH};
+use crate::mutation::{self, Mutation};
 use cuda_std::prelude::*;
 
 /// Rows of one head, read in order.
@@ -43,11 +44,13 @@ impl Ahead for Registers {
     unsafe fn next(&mut self) -> [f32; WIDTH] {
         let row = self.floats.widen(self.row);
         self.left -= 1;
-        if self.left > 0 {
+        if self.left > 0 || mutation::is(Mutation::RegistersReadPastTheEnd) {
             // SAFETY: the row is there.
             self.row = unsafe { self.floats.load(self.at) };
         }
-        self.at += self.stride;
+        if !mutation::is(Mutation::RegistersStandStill) {
+            self.at += self.stride;
+        }
         row
     }
 }
@@ -91,7 +94,8 @@ impl Ahead for Ring {
     unsafe fn new(floats: Floats, at: usize, stride: usize, count: usize) -> Self {
         let slots = shared_array![f32; Ring::SLOTS as usize * Ring::SLOT];
         let slots = slots.at(thread::thread_idx_x() as usize * WIDTH);
-        let mut ring = Self { floats, slots, slot: 0, at, stride, left: count as u32 };
+        let left = count as u32 + u32::from(mutation::is(Mutation::RingCopiesPastTheEnd));
+        let mut ring = Self { floats, slots, slot: 0, at, stride, left };
         for slot in 0..Self::SLOTS - 1 {
             // SAFETY: the caller's promise.
             unsafe { ring.copy(slot) };
@@ -101,12 +105,17 @@ impl Ahead for Ring {
 
     #[inline(always)]
     unsafe fn next(&mut self) -> [f32; WIDTH] {
-        async_copy::wait_group::<{ Ring::SLOTS - 2 }>();
+        if !mutation::is(Mutation::RingSkipsWait) {
+            async_copy::wait_group::<{ Ring::SLOTS - 2 }>();
+        }
+        let next = (self.slot + 1) % Self::SLOTS;
+        let read = if mutation::is(Mutation::RingReadsTheNextSlot) { next } else { self.slot };
+        let behind = if mutation::is(Mutation::RingCopiesToTheNextSlot) { 0 } else { 1 };
         // SAFETY: the caller's promise; the row has been waited for.
         unsafe {
-            let row = self.floats.widen(self.floats.copied(self.slots.at(self.slot as usize * Self::SLOT)));
-            self.copy((self.slot + Self::SLOTS - 1) % Self::SLOTS);
-            self.slot = (self.slot + 1) % Self::SLOTS;
+            let row = self.floats.widen(self.floats.copied(self.slots.at(read as usize * Self::SLOT)));
+            self.copy((self.slot + Self::SLOTS - behind) % Self::SLOTS);
+            self.slot = next;
             row
         }
     }

@@ -103,7 +103,7 @@ unsafe fn convolve<A: Ahead, const NORMALISE: bool>(args: &PrepareArgs) {
     // SAFETY: the caller's promise; the race argument above.
     unsafe {
         let ahead = A::new(qkv, at, stride, count);
-        let past = if first == 0 {
+        let past = if first == 0 || mutation::is(Mutation::ConvTakesHistoryInEveryTile) {
             history(args, channel)
         } else {
             [3, 2, 1].map(|back| qkv.read_row(at - back * stride))
@@ -123,7 +123,8 @@ unsafe fn convolve<A: Ahead, const NORMALISE: bool>(args: &PrepareArgs) {
             h: args.h.at(first * row + channel),
             row,
         };
-        let normalise = NORMALISE && head < 2 * key_heads;
+        let normalise =
+            NORMALISE && (head < 2 * key_heads || mutation::is(Mutation::PrepareNormalisesValues));
         // Not unrolled: more warps a multiprocessor are worth more here than fewer moves between registers.
         for _ in 0..count {
             walk.step(normalise);
@@ -174,7 +175,11 @@ impl<A: Ahead> Walk<A> {
             return [-0.0; WIDTH];
         }
         // SAFETY: the record's bias has an element for each channel.
-        unsafe { self.bias.read_as::<F32x4>(hint::opaque(self.channel as u64) as usize).0 }
+        let F32x4(bias) = unsafe { self.bias.read_as(hint::opaque(self.channel as u64) as usize) };
+        if mutation::is(Mutation::ConvTakesTheNextBias) {
+            return [bias[1], bias[2], bias[3], bias[0]];
+        }
+        bias
     }
 
     #[inline(always)]

@@ -12,6 +12,7 @@
 use super::conv::{THREADS, TILE};
 use super::row::Floats;
 use crate::math::{sigmoid, softplus};
+use crate::mutation::{self, Mutation};
 use crate::params::PrepareArgs;
 use cuda_std::prelude::*;
 
@@ -32,7 +33,9 @@ pub unsafe fn gates_of_tile(args: &PrepareArgs, tile: usize) {
     let value_heads = args.value_heads;
     let first = tile * TILE;
     let tokens = (args.tokens as usize).saturating_sub(first).min(TILE) as u32;
+    let tokens = tokens + u32::from(mutation::is(Mutation::GatesOneTokenMore));
     let (a, b) = (Floats::new(args.a, args.a_dtype), Floats::new(args.b, args.b_dtype));
+    let a = if mutation::is(Mutation::GatesTakeBForA) { b } else { a };
     let mut index = thread::thread_idx_x();
     while index < tokens * value_heads {
         let (token, head) = (first + (index / value_heads) as usize, (index % value_heads) as usize);
@@ -44,5 +47,8 @@ pub unsafe fn gates_of_tile(args: &PrepareArgs, tile: usize) {
             args.beta.write(at, sigmoid(b.read(token * args.b_stride as usize + head)));
         }
         index += THREADS as u32;
+        if mutation::is(Mutation::GatesStopAfterABlock) {
+            break;
+        }
     }
 }
