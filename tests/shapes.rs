@@ -210,6 +210,14 @@ fn steps() {
         Gates::new(2, 3, a, b, &[0.0; 2], &[-1.0; 2], &mut gate[..5], &mut beta),
         "`gate` holds 5 elements; accepted: exactly 3 * 2 elements",
     );
+    // One token, and a stride that leads nowhere.
+    for stride in [1 << 54, usize::MAX] {
+        let (a, b) = (PerHead::strided(&ab[..], stride), PerHead::strided(&ab[..2], stride));
+        let call = Gates::new(2, 1, a, b, &[0.0; 2], &[-1.0; 2], &mut gate[..2], &mut beta[..2]).unwrap();
+        keyhead::cpu::gates(call);
+        assert_eq!(beta[..2], [0.5; 2], "{stride}");
+        beta.fill(0.0);
+    }
     refused(
         Gates::new(0, 3, a, b, &[], &[], &mut [], &mut []),
         "argument `value_heads` is 0; accepted: 1 to 1024",

@@ -45,7 +45,8 @@ fn for_tokens<T: Element>(
 ) {
     let tokens = NUMBERS_AT_LEAST.div_ceil(value_heads);
     to.par_chunks_mut(tokens * value_heads)
-        .zip(from.par_chunks(tokens * stride))
+        // The stride of a call of one token may be any number.
+        .zip(from.par_chunks(tokens.saturating_mul(stride)))
         .for_each(|(to, from)| isa.run(Tokens { from, stride, value_heads, to, map }));
 }
 
