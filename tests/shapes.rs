@@ -114,7 +114,7 @@ fn forward() {
         (|c| c.a_stride = 1, "`a` has a token stride of 1 elements; accepted: at least 2 (2 heads)"),
         (
             |c| c.a_stride = usize::MAX,
-            "`a` holds 16 elements; accepted: more than fit in memory or more (3 tokens, 18446744073709551615 \
+            "`a` holds 16 elements; accepted: more than fit in memory (3 tokens, 18446744073709551615 \
              elements apart, 2 heads)",
         ),
         (

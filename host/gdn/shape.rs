@@ -351,8 +351,8 @@ pub(super) fn check_spaced(
             tensor: tensor.into(),
             found,
             accepted: format!(
-                "{} or more ({tokens} tokens, {stride} elements apart, {what})",
-                needed.map_or("more than fit in memory".into(), |n| n.to_string()),
+                "{} ({tokens} tokens, {stride} elements apart, {what})",
+                needed.map_or("more than fit in memory".into(), |n| format!("{n} or more")),
             ),
         }),
     }
