@@ -179,6 +179,14 @@ fn other_forms_of_the_same() {
     for (index, change) in same.into_iter().enumerate() {
         assert!(changed(change) == expected, "{index}");
     }
+    // Both, and the exponential overflows.
+    let infinite = |names: &[&str]| {
+        changed(&|l| {
+            l.edit("A_log", |a| a.values.fill(200.0));
+            l.set("ssm_a", Made { values: vec![f32::NEG_INFINITY; 2], ..Made::new(&[2], 1) }).without(names);
+        })
+    };
+    assert!(infinite(&[]) == infinite(&["A_log"]));
     // What may be left out is zero.
     for name in ["conv_bias", "conv_state_in", "initial_state"] {
         let without = changed(&|l| {
