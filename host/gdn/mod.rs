@@ -15,5 +15,5 @@ pub use plan::{Device, Plan, Request, Switches, Variant};
 pub use shape::{
     HEAD_DIM, HeadMap, Heads, NormAct, NormOut, OutNorm, Recurrence, RecurrenceInputs, Rows, StateLayout,
 };
-pub(crate) use shape::{check_eps, check_stride, check_tokens};
+pub(crate) use shape::{check_eps, check_stride, check_tokens, check_value_heads};
 pub use steps::{CONV_HISTORY, CONV_TAPS, Conv, Gates, L2Norm, PerHead, a_coef};

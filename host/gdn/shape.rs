@@ -293,7 +293,7 @@ pub(crate) fn check_eps(argument: &str, eps: f32) -> Result<()> {
     Err(Error::argument(argument, eps, "a finite number that is not negative"))
 }
 
-pub(super) fn check_value_heads(value_heads: usize) -> Result<()> {
+pub(crate) fn check_value_heads(value_heads: usize) -> Result<()> {
     if (1..=MOST_VALUE_HEADS).contains(&value_heads) {
         return Ok(());
     }

@@ -5,6 +5,8 @@ mod host;
 mod out_norm;
 mod prepare;
 mod recurrence;
+#[cfg(test)]
+mod tests;
 
 pub use forward::{DeviceForward, DeviceWeights, Workspace};
 pub use out_norm::DeviceOutNorm;

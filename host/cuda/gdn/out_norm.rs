@@ -11,6 +11,7 @@ use crate::gdn::{self, Dtype, NormAct};
 /// An out norm on device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceOutNorm {
+    /// 1 to 1024.
     pub value_heads: usize,
     pub tokens: usize,
     /// `[T][HV][128]` f32, 16-byte aligned, read only.
@@ -31,12 +32,13 @@ pub struct DeviceOutNorm {
 }
 
 impl DeviceOutNorm {
-    /// Errors: `Argument` (eps, tokens), `Stride`, `Alignment`.
+    /// Errors: `Argument` (eps, tokens, value heads), `Stride`, `Alignment`.
     pub(super) fn check(&self) -> Result<()> {
         gdn::check_eps("eps", self.eps)?;
+        gdn::check_value_heads(self.value_heads)?;
         gdn::check_stride("out", self.out_stride, self.value_heads)?;
         gdn::check_tokens(self.tokens)?;
-        if self.tokens == 0 || self.value_heads == 0 {
+        if self.tokens == 0 {
             return Ok(());
         }
         check_address("y", self.y, 16)?;
@@ -74,7 +76,7 @@ impl DeviceOutNorm {
 impl Gdn {
     /// Queues the out norm on the stream. No tokens: no launch.
     ///
-    /// Errors: `Stride`, `Alignment`, `Argument` (eps), or the driver's own.
+    /// Errors: `Stride`, `Alignment`, `Argument` (eps, tokens, value heads), or the driver's own.
     ///
     /// # Safety
     /// The addresses are of live device memory of the sizes that [`DeviceOutNorm`] states, on this device; `out` overlaps
@@ -95,7 +97,7 @@ impl Gdn {
 
     unsafe fn out_norm_entry(&self, stream: &Stream, call: &DeviceOutNorm, entry: &str) -> Result<()> {
         call.check()?;
-        if call.tokens == 0 || call.value_heads == 0 {
+        if call.tokens == 0 {
             return Ok(());
         }
         let kernel = self.kernel(entry)?;
