@@ -1,15 +1,22 @@
-//! The Gated DeltaNet steps on the CPU, in the shape of a Qwen3-Next layer: 16 key heads, 48 value heads, 1024 tokens.
+//! The Gated DeltaNet layer in the shape of Qwen3-Next's: 16 key heads, 48 value heads, 1024 tokens.
 //!
-//! `gdn/forward/cpu-<isa>/16x48/1024` (the whole path, from the projections' output), `gdn/recurrence/cpu-<isa>/16x48/1024` and `gdn/out_norm/cpu-<isa>/48/1024`, on the threads that `RAYON_NUM_THREADS` allows.
+//! On the CPU, on the threads that `RAYON_NUM_THREADS` allows: `gdn/forward/cpu-<isa>/16x48/1024` (the whole path, from the projections'
+//! output), `gdn/recurrence/cpu-<isa>/16x48/1024` and `gdn/out_norm/cpu-<isa>/48/1024`. On CUDA device 0, if there is one, between
+//! events: `gdn/recurrence/cuda/<variant>/16x48/1024` and `gdn/forward/cuda/f32/16x48/1024`.
+
+mod device;
 
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use half::f16;
+use keyhead::bench;
 use keyhead::cpu::{self, Isa, Workspace};
+use keyhead::cuda::Gdn;
 use keyhead::gdn::{
-    Carried, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, HEAD_DIM, HeadMap, Heads, NormAct,
-    NormOut, OutNorm, PerHead, Recurrence, RecurrenceInputs, Rows, StateLayout, Weights,
+    Carried, Dtype, Forward, ForwardInputs, ForwardOptions, ForwardOutputs, HEAD_DIM, HeadMap, Heads,
+    NormAct, NormOut, OutNorm, PerHead, Recurrence, RecurrenceInputs, Rows, StateLayout, Weights,
 };
 use std::hint::black_box;
+use std::time::Duration;
 
 const KEY_HEADS: usize = 16;
 const VALUE_HEADS: usize = 48;
@@ -129,5 +136,23 @@ fn out_norm(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, forward, recurrence, out_norm);
+fn on_device(criterion: &mut Criterion) {
+    let Some(kernels) = device::kernels() else { return };
+    let (gdn, heads) = (Gdn::with(&kernels), Heads::new(KEY_HEADS, VALUE_HEADS, HeadMap::Grouped));
+    let heads = heads.expect("a valid shape");
+    let variants = bench::recurrence(&gdn, heads, TOKENS, |calls| {
+        device::time(criterion, ("gdn/recurrence", "recurrence"), TOKENS, calls)
+    });
+    variants.expect("the device works");
+    let path = bench::layer(&gdn, heads, TOKENS, Dtype::F32, |calls| {
+        device::time(criterion, ("gdn/forward", "forward"), TOKENS, calls)
+    });
+    path.expect("the device works");
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
+    targets = forward, recurrence, out_norm, on_device
+}
 criterion_main!(benches);

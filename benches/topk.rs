@@ -1,11 +1,19 @@
-//! The block top-k on the CPU: 256 queries that each select 2051 cells of 65,538 blocks; and the scores of 16,384 blocks.
+//! The block top-k: 256 queries that each select 2051 cells of 65,538 blocks; and the scores of 16,384 blocks.
 //!
-//! `topk/select/cpu-<isa>/<scores>/256x65538` and `topk/scores/cpu-<isa>/256x16384`, on the threads that `RAYON_NUM_THREADS` allows.
+//! On the CPU, on the threads that `RAYON_NUM_THREADS` allows: `topk/select/cpu-<isa>/<scores>/256x65538` and
+//! `topk/scores/cpu-<isa>/256x16384`. On CUDA device 0, if there is one, between events and with a cold cache:
+//! `topk/select/cuda/<kernel>/256x262152/random` and `topk/scores/cuda/256x65536`, by their cells.
+
+mod device;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use keyhead::bench::{self, TopkCall};
+use keyhead::check::topk::Pattern;
 use keyhead::cpu::{self, Isa};
+use keyhead::cuda;
 use keyhead::topk::{BLOCK_CELLS, INDEX_DIM, INDEX_HEADS, Scores, Topk, TopkShape};
 use std::hint::black_box;
+use std::time::Duration;
 
 const QUERIES: usize = 256;
 const BLOCKS: usize = 65_538;
@@ -20,6 +28,11 @@ fn random(seed: u64, len: usize) -> Vec<f32> {
         (state >> 40) as f32 / (1 << 23) as f32 - 1.0
     };
     (0..len).map(|_| next()).collect()
+}
+
+/// The instruction sets worth timing: plain code is for machines that have none of the others.
+fn isas() -> impl Iterator<Item = Isa> {
+    Isa::available().into_iter().filter(|&isa| isa != Isa::Portable || cfg!(not(target_arch = "x86_64")))
 }
 
 /// Scores, and what they are called.
@@ -46,7 +59,7 @@ fn select(criterion: &mut Criterion) {
 
     let mut group = criterion.benchmark_group("topk/select");
     group.sample_size(20).throughput(Throughput::Elements((QUERIES * BLOCKS) as u64));
-    for isa in Isa::available() {
+    for isa in isas() {
         for (name, scores) in &inputs {
             group.bench_function(format!("cpu-{isa}/{name}/{QUERIES}x{BLOCKS}"), |bencher| {
                 bencher.iter(|| {
@@ -67,7 +80,7 @@ fn scores(criterion: &mut Criterion) {
 
     let mut group = criterion.benchmark_group("topk/scores");
     group.sample_size(20).throughput(Throughput::Elements((QUERIES * SCORED_BLOCKS) as u64));
-    for isa in Isa::available() {
+    for isa in isas() {
         group.bench_function(format!("cpu-{isa}/{QUERIES}x{SCORED_BLOCKS}"), |bencher| {
             bencher.iter(|| {
                 let pooled = black_box(&pooled);
@@ -79,5 +92,26 @@ fn scores(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, select, scores);
+fn on_device(criterion: &mut Criterion) {
+    let Some(kernels) = device::kernels() else { return };
+    let topk = cuda::Topk::new(&kernels);
+    let call = |blocks: usize| {
+        let cells = blocks * BLOCK_CELLS as usize;
+        TopkCall { queries: QUERIES, cells, capacity: cells, contents: Pattern::Normal }
+    };
+    let selections = bench::topk(&topk, call(BLOCKS), |calls| {
+        device::time(criterion, ("topk/select", "topk"), QUERIES * BLOCKS, calls)
+    });
+    selections.expect("the device works");
+    let scores = bench::scores(&topk, call(SCORED_BLOCKS), |calls| {
+        device::time(criterion, ("topk/scores", "scores"), QUERIES * SCORED_BLOCKS, calls)
+    });
+    scores.expect("the device works");
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
+    targets = select, scores, on_device
+}
 criterion_main!(benches);

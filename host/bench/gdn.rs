@@ -1,6 +1,6 @@
 //! The recurrence variants and the out norm, on random inputs of any length.
 
-use super::{Contender, Row, alternate, rounds, runnable};
+use super::{Call, Calls, runnable};
 use crate::check::{Data, Shape};
 use crate::cuda::{DeviceBuffer, DeviceOutNorm, DeviceRecurrence, DeviceRows, Gdn, Stream};
 use crate::error::Result;
@@ -104,46 +104,58 @@ impl Layer {
     }
 }
 
-/// The recurrence variants that can run here, alternating. The state goes on from call to call, as in a model.
-pub fn recurrence(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
+/// The recurrence variants that can run here. The state goes on from call to call, as in a model.
+///
+/// Errors: `DeviceMemory`, or the driver's own.
+pub fn recurrence<R>(
+    gdn: &Gdn,
+    heads: Heads,
+    tokens: usize,
+    time: impl FnOnce(Calls<'_>) -> Result<R>,
+) -> Result<R> {
     let layer = Layer::new(gdn, heads, tokens)?;
-    let mut contenders = Vec::new();
+    let mut calls = Vec::new();
     for variant in runnable(gdn, heads)? {
         let (call, stream) = (layer.recurrence(), &layer.stream);
-        contenders.push(Contender {
+        calls.push(Call {
             name: format!("recurrence/{variant}/{}x{}/{tokens}", heads.key(), heads.value()),
+            bytes: layer.recurrence_bytes(),
             // SAFETY: the layer's buffers are of these sizes and outlive the timing, which ends with a synchronisation.
             run: Box::new(move || unsafe { gdn.recurrence(stream, &call, Some(variant)) }.map(drop)),
         });
     }
-    measure(gdn, &layer, contenders, layer.recurrence_bytes())
+    time(Calls::new(&layer.stream, tokens, calls)?)
 }
 
-/// `out_norm` and the variant before it, alternating; f16 out.
-pub fn norm(gdn: &Gdn, heads: Heads, tokens: usize) -> Result<Vec<Row>> {
+/// `out_norm` and the variant before it; f16 out.
+///
+/// Errors: `DeviceMemory`, or the driver's own.
+pub fn norm<R>(
+    gdn: &Gdn,
+    heads: Heads,
+    tokens: usize,
+    time: impl FnOnce(Calls<'_>) -> Result<R>,
+) -> Result<R> {
     let layer = Layer::new(gdn, heads, tokens)?;
     let (call, stream) = (layer.out_norm(), &layer.stream);
     // y as the recurrence leaves it; the variant before overwrites it with normed values.
     // SAFETY: as below.
     unsafe { gdn.recurrence(stream, &layer.recurrence(), None)? };
     let name = |entry: &str| format!("{entry}/{}x{}/{tokens}", heads.key(), heads.value());
-    let contenders = vec![
-        Contender {
+    let bytes = tokens * heads.value() * HEAD_DIM * (4 + 4 + 2);
+    let calls = vec![
+        Call {
             name: name("out_norm"),
+            bytes,
             // SAFETY: the layer's buffers are of these sizes and outlive the timing, which ends with a synchronisation.
             run: Box::new(move || unsafe { gdn.out_norm(stream, &call) }),
         },
-        Contender {
+        Call {
             name: name("out_norm_before"),
+            bytes,
             // SAFETY: as above.
             run: Box::new(move || unsafe { gdn.out_norm_before(stream, &call) }),
         },
     ];
-    measure(gdn, &layer, contenders, tokens * heads.value() * HEAD_DIM * (4 + 4 + 2))
-}
-
-fn measure(gdn: &Gdn, layer: &Layer, mut contenders: Vec<Contender<'_>>, bytes: usize) -> Result<Vec<Row>> {
-    let times = alternate(gdn.device(), &layer.stream, rounds(layer.tokens), &mut contenders)?;
-    let rows = contenders.iter().zip(times);
-    Ok(rows.map(|(contender, times)| Row::new(contender.name.clone(), times, layer.tokens, bytes)).collect())
+    time(Calls::new(stream, tokens, calls)?)
 }

@@ -16,14 +16,10 @@ pub use topk::{TopkCall, scores, topk};
 use crate::cuda::{Device, DeviceBuffer, Event, Gdn, Stream};
 use crate::error::{Error, Result};
 use crate::gdn::{Heads, Request, Variant};
+use std::time::Duration;
 
 /// Rounds that are not counted.
 const WARM_UP: usize = 3;
-
-/// Timed rounds for a call of `tokens`.
-fn rounds(tokens: usize) -> usize {
-    if tokens >= 16_384 { 10 } else { 20 }
-}
 
 /// A measured row.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -78,48 +74,72 @@ fn runnable(gdn: &Gdn, heads: Heads) -> Result<Vec<Variant>> {
 }
 
 /// A call to time: queues its work on the stream.
-struct Contender<'a> {
+struct Call<'a> {
     name: String,
+    /// See [`Row::bytes`].
+    bytes: usize,
     run: Box<dyn FnMut() -> Result<()> + 'a>,
 }
 
-/// Times the contenders round by round, each round starting with the next one.
-fn alternate(
-    device: &Device,
-    stream: &Stream,
+/// Calls to time against each other, on one stream.
+pub struct Calls<'a> {
+    stream: &'a Stream,
+    start: Event,
+    end: Event,
+    calls: Vec<Call<'a>>,
+    /// Queues what stands in front of each call, outside of its time.
+    before: Box<dyn FnMut() -> Result<()> + 'a>,
+    tokens: usize,
     rounds: usize,
-    contenders: &mut [Contender<'_>],
-) -> Result<Vec<Vec<f32>>> {
-    alternate_behind(device, stream, rounds, contenders, || Ok(()))
 }
 
-/// [`alternate`], with what `before` queues in front of each call, outside of its time.
-fn alternate_behind(
-    device: &Device,
-    stream: &Stream,
-    rounds: usize,
-    contenders: &mut [Contender<'_>],
-    mut before: impl FnMut() -> Result<()>,
-) -> Result<Vec<Vec<f32>>> {
-    let (start, end) = (Event::new(device)?, Event::new(device)?);
-    let count = contenders.len();
-    let mut times = vec![Vec::with_capacity(rounds); count];
-    for round in 0..WARM_UP + rounds {
-        for turn in 0..count {
-            let index = (round + turn) % count;
-            let contender = &mut contenders[index];
-            before()?;
-            start.record(stream)?;
-            (contender.run)()?;
-            end.record(stream)?;
-            let elapsed = end.elapsed_ms(&start)?;
-            if round >= WARM_UP {
-                times[index].push(elapsed);
+impl<'a> Calls<'a> {
+    fn new(stream: &'a Stream, tokens: usize, calls: Vec<Call<'a>>) -> Result<Calls<'a>> {
+        let event = || Event::new(stream.device());
+        let before = Box::new(|| Ok(()));
+        let rounds = if tokens >= 16_384 { 10 } else { 20 };
+        Ok(Calls { stream, start: event()?, end: event()?, calls, before, tokens, rounds })
+    }
+
+    /// What the calls are, in their order: `recurrence/keyhead/16x48/8192`.
+    pub fn names(&self) -> Vec<String> {
+        self.calls.iter().map(|call| call.name.clone()).collect()
+    }
+
+    /// The device's time for call `index`, `count` times over. Errors: the driver's own.
+    ///
+    /// # Panics
+    /// When there is no such call.
+    pub fn time(&mut self, index: usize, count: u64) -> Result<Duration> {
+        (0..count).map(|_| Ok(Duration::from_secs_f64(f64::from(self.once(index)?) / 1e3))).sum()
+    }
+
+    /// The milliseconds of call `index`.
+    fn once(&mut self, index: usize) -> Result<f32> {
+        (self.before)()?;
+        self.start.record(self.stream)?;
+        (self.calls[index].run)()?;
+        self.end.record(self.stream)?;
+        self.end.elapsed_ms(&self.start)
+    }
+
+    /// Times the calls round by round, each round starting with the next one. Errors: the driver's own.
+    pub fn rows(mut self) -> Result<Vec<Row>> {
+        let count = self.calls.len();
+        let mut times = vec![Vec::with_capacity(self.rounds); count];
+        for round in 0..WARM_UP + self.rounds {
+            for turn in 0..count {
+                let index = (round + turn) % count;
+                let elapsed = self.once(index)?;
+                if round >= WARM_UP {
+                    times[index].push(elapsed);
+                }
             }
         }
+        self.stream.synchronize()?;
+        let rows = self.calls.into_iter().zip(times);
+        Ok(rows.map(|(call, times)| Row::new(call.name, times, self.tokens, call.bytes)).collect())
     }
-    stream.synchronize()?;
-    Ok(times)
 }
 
 /// The time of a device-to-device copy of 1 GiB: the card's bandwidth limit, in the same terms as the rows.
@@ -129,8 +149,7 @@ pub fn copy(device: &Device) -> Result<Row> {
     let mut source = DeviceBuffer::<f32>::alloc(device, "the copy's source", BYTES / 4)?;
     let mut target = DeviceBuffer::<f32>::alloc(device, "the copy's target", BYTES / 4)?;
     source.memset_u8(&stream, 0x3c)?;
-    let mut contenders =
-        [Contender { name: "copy".into(), run: Box::new(|| target.copy_from(&stream, &source)) }];
-    let mut times = alternate(device, &stream, 20, &mut contenders)?;
-    Ok(Row::new("copy/1GiB".into(), times.remove(0), 1, 2 * BYTES))
+    let run = Box::new(|| target.copy_from(&stream, &source));
+    let call = Call { name: "copy/1GiB".into(), bytes: 2 * BYTES, run };
+    Ok(Calls::new(&stream, 1, vec![call])?.rows()?.remove(0))
 }

@@ -1,6 +1,6 @@
 //! The selection kernels and the block scores, on scores of any content. The second-level cache is flushed before each call.
 
-use super::{Contender, Row, alternate_behind};
+use super::{Call, Calls};
 use crate::check::topk::{Pattern, Selection};
 use crate::cuda::{DeviceBuffer, DeviceMaxima, DeviceScores, DeviceTopk, Stream, Topk};
 use crate::error::{Error, Result};
@@ -8,8 +8,6 @@ use crate::topk::{BLOCK_CELLS, INDEX_DIM, INDEX_HEADS, Kernel, Step};
 
 /// Cells that a query selects.
 const WIDTH: usize = 2051;
-/// Timed rounds.
-const ROUNDS: usize = 20;
 /// More than any second-level cache holds.
 const FLUSH_BYTES: usize = 256 << 20;
 
@@ -49,10 +47,10 @@ impl TopkCall {
     }
 }
 
-/// The selection kernels that can run here, alternating.
+/// The selection kernels that can run here.
 ///
 /// Errors: `Argument`, `DeviceMemory`, or the driver's own.
-pub fn topk(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
+pub fn topk<R>(topk: &Topk, call: TopkCall, time: impl FnOnce(Calls<'_>) -> Result<R>) -> Result<R> {
     call.check()?;
     let data = Selection::with_stride(call.contents, &call.n_kv(), WIDTH, call.stride(), 0xb3);
     let stream = &Stream::new(topk.device())?;
@@ -68,15 +66,18 @@ pub fn topk(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
         active: None,
         maxima: None,
     };
-    let mut contenders = Vec::new();
+    let blocks: usize = call.n_kv().iter().map(|&cells| cells as usize / BLOCK_CELLS as usize + 1).sum();
+    let bytes = 4 * (blocks + call.queries * WIDTH.min(call.cells));
+    let mut calls = Vec::new();
     for kernel in Kernel::ALL {
         match topk.plan(&device_call.request(Some(kernel))) {
             Ok(_) => (),
             Err(Error::Variant { .. }) => continue,
             Err(error) => return Err(error),
         }
-        contenders.push(Contender {
+        calls.push(Call {
             name: format!("topk/{kernel}/{}x{}/{}", call.queries, call.cells, call.contents),
+            bytes,
             run: Box::new(move || {
                 // SAFETY: the buffers are of these sizes and outlive the timing, which ends with a synchronisation.
                 unsafe { topk.select(stream, &device_call, workspace, Some(kernel)) }.map(drop)
@@ -89,22 +90,22 @@ pub fn topk(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
         maxima_words = DeviceBuffer::from_slice(stream, "maxima", &data.maxima(reach))?;
         let maxima = Some(DeviceMaxima { address: maxima_words.as_ptr(), reach });
         let device_call = DeviceTopk { maxima, ..device_call };
-        contenders.push(Contender {
+        calls.push(Call {
             name: format!("topk/sieve, maxima given/{}x{}/{}", call.queries, call.cells, call.contents),
+            bytes,
             run: Box::new(move || {
                 // SAFETY: as above.
                 unsafe { topk.select(stream, &device_call, workspace, Some(Kernel::Sieve)) }.map(drop)
             }),
         });
     }
-    let blocks: usize = call.n_kv().iter().map(|&cells| cells as usize / BLOCK_CELLS as usize + 1).sum();
-    measure(topk, stream, contenders, 4 * (blocks + call.queries * WIDTH.min(call.cells)))
+    with_cold_cache(stream, calls, time)
 }
 
 /// The block scores.
 ///
 /// Errors: `Argument`, `DeviceMemory`, or the driver's own.
-pub fn scores(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
+pub fn scores<R>(topk: &Topk, call: TopkCall, time: impl FnOnce(Calls<'_>) -> Result<R>) -> Result<R> {
     call.check()?;
     let (queries, blocks) = (call.queries, call.cells / BLOCK_CELLS as usize + 1);
     let stream = &Stream::new(topk.device())?;
@@ -134,29 +135,26 @@ pub fn scores(topk: &Topk, call: TopkCall) -> Result<Vec<Row>> {
     };
     let maxima_len = DeviceMaxima::len(blocks).unwrap_or(0);
     let maxima = DeviceBuffer::<u32>::alloc(topk.device(), "maxima", queries * maxima_len)?;
-    let calls = [
+    let bytes = 4 * (blocks * INDEX_DIM + queries * (blocks + INDEX_HEADS * INDEX_DIM));
+    let kinds = [
         ("scores", device_call),
         ("scores and maxima", DeviceScores { maxima: maxima.as_ptr(), ..device_call }),
     ];
-    let contenders =
-        calls.into_iter().take(if maxima_len > 0 { 2 } else { 1 }).map(|(name, device_call)| Contender {
-            name: format!("{name}/{queries}x{}", call.cells),
-            // SAFETY: the buffers are of these sizes and outlive the timing, which ends with a synchronisation.
-            run: Box::new(move || unsafe { topk.scores(stream, &device_call) }),
-        });
-    let contenders = contenders.collect();
-    measure(topk, stream, contenders, 4 * (blocks * INDEX_DIM + queries * (blocks + INDEX_HEADS * INDEX_DIM)))
+    let calls = kinds.into_iter().take(if maxima_len > 0 { 2 } else { 1 }).map(|(name, device_call)| Call {
+        name: format!("{name}/{queries}x{}", call.cells),
+        bytes,
+        // SAFETY: the buffers are of these sizes and outlive the timing, which ends with a synchronisation.
+        run: Box::new(move || unsafe { topk.scores(stream, &device_call) }),
+    });
+    with_cold_cache(stream, calls.collect(), time)
 }
 
-fn measure(
-    topk: &Topk,
+fn with_cold_cache<R>(
     stream: &Stream,
-    mut contenders: Vec<Contender<'_>>,
-    bytes: usize,
-) -> Result<Vec<Row>> {
-    let mut flush = DeviceBuffer::<u8>::alloc(topk.device(), "the flushed cache", FLUSH_BYTES)?;
-    let times =
-        alternate_behind(topk.device(), stream, ROUNDS, &mut contenders, || flush.memset_u8(stream, 0))?;
-    let rows = contenders.iter().zip(times);
-    Ok(rows.map(|(contender, times)| Row::new(contender.name.clone(), times, 1, bytes)).collect())
+    calls: Vec<Call<'_>>,
+    time: impl FnOnce(Calls<'_>) -> Result<R>,
+) -> Result<R> {
+    let mut flush = DeviceBuffer::<u8>::alloc(stream.device(), "the flushed cache", FLUSH_BYTES)?;
+    let before = Box::new(|| flush.memset_u8(stream, 0));
+    time(Calls { before, ..Calls::new(stream, 1, calls)? })
 }

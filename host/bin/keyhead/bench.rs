@@ -156,9 +156,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             continue;
         }
         let rows = match args.mode {
-            Mode::Norm => bench::norm(gdn, heads, tokens)?,
-            Mode::Layer => bench::layer(gdn, heads, tokens, args.dtype.into())?,
-            _ => bench::recurrence(gdn, heads, tokens)?,
+            Mode::Norm => bench::norm(gdn, heads, tokens, |calls| calls.rows())?,
+            Mode::Layer => bench::layer(gdn, heads, tokens, args.dtype.into(), |calls| calls.rows())?,
+            _ => bench::recurrence(gdn, heads, tokens, |calls| calls.rows())?,
         };
         for row in rows {
             print(&line(&row, copy))?;
@@ -184,8 +184,8 @@ fn topk(args: &Args, gdn: &Gdn, report: &mut Report) -> Result<()> {
             let capacity = args.capacity.unwrap_or(cells);
             let call = TopkCall { queries, cells, capacity, contents: args.contents };
             let rows = match args.mode {
-                Mode::Scores => bench::scores(&topk, call)?,
-                _ => bench::topk(&topk, call)?,
+                Mode::Scores => bench::scores(&topk, call, |calls| calls.rows())?,
+                _ => bench::topk(&topk, call, |calls| calls.rows())?,
             };
             for row in rows {
                 print(&line(&row, report.copy_terabytes_per_second))?;
