@@ -46,7 +46,7 @@ pub const KEYS: usize = 9216;
 pub const KEPT: usize = 576;
 /// Blocks of the chunks in which a refined row is read again, as a power of two.
 const SECTOR: u32 = 3;
-/// The largest chunk: the lanes of a warp read one by 16-byte loads.
+/// The largest chunk: half the lanes of a warp read one.
 const LARGEST: u32 = 7;
 
 /// Blocks that a row may have.
@@ -95,7 +95,7 @@ pub const fn split_scratch(queries: usize) -> usize {
 
 /// Blocks of `sieve_split` for a query among `queries` with up to `reach` blocks each, on a device that holds `resident` of them at a time.
 pub const fn split_parts(queries: usize, reach: usize, resident: usize) -> usize {
-    // With a 16-byte load for each thread.
+    // With a sector for each thread of half a block: the loads of a part are on their way at once.
     let most = reach.div_ceil(4 * THREADS);
     let fair = if queries < resident { resident / queries } else { 1 };
     if most == 0 {
@@ -172,7 +172,7 @@ pub unsafe fn sieve_rows(args: TopkArgs) {
         let shift = row.chunk_shift();
         thread::sync_threads();
         if shift > 0 {
-            row.maxima(shift, 0, row.quads(), |chunk, key| chip.put(0, chunk, key + 1));
+            row.maxima(shift, 0, row.sectors(), |chunk, key| chip.put(0, chunk, key + 1));
         }
         chip.select(query, row, shift);
     }
@@ -204,9 +204,9 @@ pub unsafe fn sieve_split(args: TopkArgs) {
         if shift > 0 {
             let queries = args.queries as usize;
             let maxima = args.scratch.at(queries.next_multiple_of(32) + query.index * KEYS);
-            let share = row.quads().div_ceil(parts).next_multiple_of(32);
+            let share = row.sectors().div_ceil(parts).next_multiple_of(1 << (LARGEST - SECTOR));
             let first = part * share;
-            row.maxima(shift, first, row.quads().min(first + share), |chunk, key| {
+            row.maxima(shift, first, row.sectors().min(first + share), |chunk, key| {
                 maxima.at(chunk as usize).write(0, key);
             });
             if !chip.is_last(args.scratch.at(query.index), parts) {

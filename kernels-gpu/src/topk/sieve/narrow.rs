@@ -27,8 +27,8 @@ use cuda_std::prelude::*;
 use warp::{FULL, WarpReductionOp};
 
 const WARPS: usize = THREADS / 32;
-/// Words that a thread reads again at a time: all of 514 chunks of 8, and half of the most there are.
-const BATCH: usize = KEYS / 2 / THREADS;
+/// Quads of words that a thread reads again at a time: all of 514 chunks of 8, and half of the most there are.
+const BATCH: usize = (KEYS / 8).div_ceil(THREADS);
 
 // The words of `found` behind those of [`digits`].
 /// The position in the list of the last node that is kept at the threshold.
@@ -218,7 +218,7 @@ impl Chip {
         }
     }
 
-    /// Reads the `1 << whole` places of each node of the list, and puts the ranks of their parts of `1 << shift` blocks.
+    /// Reads the `1 << whole` places of each node of the list, and puts the ranks of their parts: blocks, with `shift` 0, or sectors.
     #[inline(always)]
     #[allow(clippy::too_many_arguments)]
     unsafe fn gather(
@@ -231,39 +231,49 @@ impl Chip {
         places: u32,
         digits: usize,
     ) {
+        // The first of four neighbouring places of one node.
         // SAFETY: the caller's promise about the row; the race argument above.
-        let place_of = |index: u32| unsafe {
-            let node = self.list.at(list * KEPT + (index >> whole) as usize).read(0);
-            (node << whole) + (index & ((1 << whole) - 1))
+        let place_of = |quad: u32| unsafe {
+            let node = self.list.at(list * KEPT + (quad >> (whole - 2)) as usize).read(0);
+            (node << whole) + 4 * (quad & ((1 << (whole - 2)) - 1))
         };
-        // Blocks of a part; parts that are no blocks are of one size.
-        let part = 1 << shift;
+        let quads = places.div_ceil(4);
         let mut first = thread::thread_idx_x();
-        while first - thread::thread_idx_x() < places {
-            let mut scores = [f32::NAN; BATCH];
+        while first - thread::thread_idx_x() < quads {
+            let mut scores = [[f32::NAN; 4]; BATCH];
             // SAFETY: as above.
             unsafe {
                 for i in 0..BATCH {
-                    let index = first + (i * THREADS) as u32;
-                    if index < places {
-                        scores[i] = row.score(place_of(index));
+                    let quad = first + (i * THREADS) as u32;
+                    if quad < quads {
+                        scores[i] = row.quad(place_of(quad));
                     }
                 }
                 for i in 0..BATCH {
-                    let index = hint::opaque(first) + (i * THREADS) as u32;
-                    let mut top = scores[i];
-                    if shift > 0 {
-                        for level in 0..SECTOR {
-                            top = top.max(warp::warp_shuffle_xor(FULL, top, 1 << level));
-                        }
+                    let quad = hint::opaque(first) + (i * THREADS) as u32;
+                    let [a, b, c, d] = scores[i];
+                    let top = a.max(b).max(c.max(d));
+                    // A part that is not a block is a sector, read by two lanes.
+                    let top = top.max(warp::warp_shuffle_xor(FULL, top, 1));
+                    if quad >= quads {
+                        continue;
                     }
-                    if index & (part - 1) == 0 && index < places {
-                        let place = place_of(index);
-                        let is_there = place + part > row.head && place < row.end;
-                        let rank = if is_there { rank(top) } else { 0 };
-                        self.put(digits, index >> shift, rank);
-                        if place == tail {
-                            self.found.at(TAIL).write(0, rank);
+                    let place = place_of(quad);
+                    if shift > 0 {
+                        if quad.is_multiple_of(2) {
+                            let is_there = place + (1 << SECTOR) > row.head && place < row.end;
+                            self.put(digits, quad / 2, if is_there { rank(top) } else { 0 });
+                        }
+                        continue;
+                    }
+                    for j in 0..4 {
+                        let (index, place) = (4 * quad + j as u32, place + j as u32);
+                        if index < places {
+                            let rank = if row.has(place) { rank(scores[i][j]) } else { 0 };
+                            self.put(digits, index, rank);
+                            if place == tail {
+                                self.found.at(TAIL).write(0, rank);
+                            }
                         }
                     }
                 }

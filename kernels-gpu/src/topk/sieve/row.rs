@@ -3,8 +3,8 @@
 use super::{KEYS, LARGEST, SECTOR, THREADS, chunk_shift, rank};
 use cuda_std::prelude::*;
 
-/// 16-byte loads that a thread has on their way.
-const AHEAD: usize = 4;
+/// Sectors of 8 places that a thread has on their way.
+const AHEAD: usize = 2;
 
 /// One query's scores.
 #[derive(Clone, Copy)]
@@ -15,19 +15,21 @@ pub(super) struct Row {
     pub head: u32,
     /// The place behind the last candidate.
     pub end: u32,
+    /// Whether four places from a multiple of four on can be read at once.
+    is_aligned: bool,
 }
 
 impl Row {
     #[inline(always)]
     pub fn new(scores: Global<f32>, candidates: u32) -> Self {
         let head = scores.address() as u32 / 4 % (1 << SECTOR);
-        Self { scores, head, end: head + candidates }
+        Self { scores, head, end: head + candidates, is_aligned: true }
     }
 
-    /// With chunks that begin at block 0, which aligned loads cannot read.
+    /// With chunks that begin at block 0, which aligned loads may not be able to read.
     #[inline(always)]
     pub fn from_block_0(scores: Global<f32>, candidates: u32) -> Self {
-        Self { scores, head: 0, end: candidates }
+        Self { scores, head: 0, end: candidates, is_aligned: scores.address().is_multiple_of(16) }
     }
 
     #[inline(always)]
@@ -35,10 +37,10 @@ impl Row {
         chunk_shift(self.end - self.head)
     }
 
-    /// 16-byte words that the row touches.
+    /// Sectors of 8 places that the row touches.
     #[inline(always)]
-    pub fn quads(self) -> u32 {
-        self.end.div_ceil(4)
+    pub fn sectors(self) -> u32 {
+        self.end.div_ceil(1 << SECTOR)
     }
 
     /// Chunks of `1 << shift` blocks that the row touches.
@@ -65,14 +67,13 @@ impl Row {
         }
     }
 
-    /// The scores at places `4 * quad ..`.
+    /// The scores at four neighbouring places, of which the first is a multiple of four.
     #[inline(always)]
     #[track_caller]
-    unsafe fn quad(self, quad: u32) -> [f32; 4] {
-        let place = 4 * quad;
-        // SAFETY: candidates only; a multiple of four places is a multiple of 16 bytes.
+    pub unsafe fn quad(self, place: u32) -> [f32; 4] {
+        // SAFETY: candidates only, and an aligned address.
         unsafe {
-            if self.head <= place && place + 4 <= self.end {
+            if self.is_aligned && self.head <= place && place + 4 <= self.end {
                 let F32x4(scores) = self.scores.at((place - self.head) as usize).read_as(0);
                 scores
             } else {
@@ -81,33 +82,58 @@ impl Row {
         }
     }
 
-    /// Reads the 16-byte words `first..last` and calls `sink(chunk, its largest key)` for every chunk that begins there. `first` is a
+    /// The scores of a sector, or of a partial one their maximum.
+    #[inline(always)]
+    #[track_caller]
+    unsafe fn sector(self, sector: u32) -> [f32; 8] {
+        let place = sector << SECTOR;
+        let mut scores = [f32::NAN; 8];
+        // SAFETY: candidates only; a multiple of four places is a multiple of 16 bytes.
+        unsafe {
+            if self.head <= place && place + 8 <= self.end {
+                let from = self.scores.at((place - self.head) as usize);
+                let (F32x4(low), F32x4(high)) = (from.read_as(0), from.read_as(4));
+                for i in 0..4 {
+                    (scores[i], scores[4 + i]) = (low[i], high[i]);
+                }
+            } else {
+                let mut place = place.max(self.head);
+                while place < self.end.min((sector + 1) << SECTOR) {
+                    scores[0] = scores[0].max(self.score(place));
+                    place += 1;
+                }
+            }
+        }
+        scores
+    }
+
+    /// Reads the sectors `first..last` and calls `sink(chunk, its largest key)` for every chunk that begins there. `first` is a
     /// multiple of the largest chunk; so is `last`, or it is the row's end. All threads of the block call it.
     #[inline(always)]
     pub unsafe fn maxima(self, shift: u32, first: u32, last: u32, sink: impl Fn(u32, u32)) {
-        let lanes = 1 << (shift - 2);
-        let load = |quad: u32| {
+        let lanes = 1 << (shift - SECTOR);
+        let load = |sector: u32| {
             // SAFETY: the caller's promise about the row.
-            if quad < last { unsafe { self.quad(quad) } } else { [f32::NAN; 4] }
+            if sector < last { unsafe { self.sector(sector) } } else { [f32::NAN; 8] }
         };
         // The first steps only load, the last ones have nothing left to load.
         let mut base = first as i32 - (AHEAD * THREADS) as i32;
-        let mut ahead = [[0.0; 4]; AHEAD];
+        let mut ahead = [[0.0; 8]; AHEAD];
         while base < last as i32 {
             for i in 0..AHEAD {
-                let [a, b, c, d] = ahead[i];
-                let quad = (base + thread::thread_idx_x() as i32) as u32;
-                ahead[i] = load(quad.wrapping_add((AHEAD * THREADS) as u32));
+                let [a, b, c, d, e, f, g, h] = ahead[i];
+                let sector = (base + thread::thread_idx_x() as i32) as u32;
+                ahead[i] = load(sector.wrapping_add((AHEAD * THREADS) as u32));
                 if (first as i32..last as i32).contains(&base) {
                     // A maximum of floats takes a number before a NaN, so its key is the largest key.
-                    let mut top = a.max(b).max(c.max(d));
+                    let mut top = a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)));
                     let mut distance = 1;
                     while distance < lanes {
                         top = top.max(warp::warp_shuffle_xor(warp::FULL, top, distance));
                         distance *= 2;
                     }
-                    if quad & (lanes - 1) == 0 && quad < last {
-                        sink(quad / lanes, rank(top) - 1);
+                    if sector % lanes == 0 && sector < last {
+                        sink(sector / lanes, rank(top) - 1);
                     }
                 }
                 base += THREADS as i32;
@@ -116,4 +142,4 @@ impl Row {
     }
 }
 
-const _: () = assert!(1 << (LARGEST - 2) == 32 && KEYS.is_multiple_of(4));
+const _: () = assert!(1 << SECTOR == 8 && LARGEST - SECTOR <= 5 && KEYS.is_multiple_of(4));
