@@ -3,10 +3,11 @@
 //! The keys of a round belong to nodes: chunks of `1 << shift` blocks, in the last round blocks. A node is named by its index in
 //! the row, so its first place is `node << shift`.
 //!
-//! * Threshold: four digits of 8 bits, from the top. A histogram of the digit over the keys whose higher bits are the threshold's; the first
-//!   warp finds the digit at which the cells from the top reach the goal. Every addition is of the constant 1 and its result is unused:
-//!   the hardware counts lanes with the same address in one step, so equal keys are no slower. The first digit is counted where the
-//!   keys are made.
+//! * Threshold: digit by digit, from the top. A histogram of the digit over the keys in the range that the digits before have left; the
+//!   first warp finds the digit at which the cells from the top reach the goal. Every addition is of the constant 1 and its result is
+//!   unused: the hardware counts lanes with the same address in one step, so equal keys are no slower. The first digit is counted
+//!   where the keys are made. It divides the numbers from 2^-16 to 2^15 finely, an eighth of an octave each, and lumps what lies below
+//!   and above: of most scores a digit of 8 bits is left then. After it digits are of 8 bits.
 //! * List: each warp owns a run of elements, its lanes a row of 32 each, as one bit mask of the elements above the threshold and one
 //!   of those at it. A scan of their sizes gives each row its first position, and the number of ties before it.
 //!
@@ -35,6 +36,29 @@ const BATCH: usize = (KEYS / 8).div_ceil(THREADS);
 const CUT: usize = digits::FOUND;
 /// The rank of the tail where it has less than a block's cells, or 0.
 const TAIL: usize = digits::FOUND + 1;
+
+/// The rank from which on the first digit is 1, that of 2^-16.
+const FINE: u32 = 0xb780_0001;
+/// Bits of a rank below its first digit, in the finely divided range.
+const FINE_BITS: u32 = 20;
+
+/// The first digit of a rank.
+#[inline(always)]
+fn first_digit(rank: u32) -> u32 {
+    (rank.saturating_sub(FINE - (1 << FINE_BITS)) >> FINE_BITS).min(DIGITS as u32 - 1)
+}
+
+/// The lowest rank with a first digit, how far the largest lies above it, and in how many low bits they differ.
+#[inline(always)]
+fn first_range(digit: u32) -> (u32, u32, u32) {
+    const LAST: u32 = DIGITS as u32 - 1;
+    let base = if digit == 0 { 1 } else { FINE + ((digit - 1) << FINE_BITS) };
+    match digit {
+        0 => (base, FINE - 1 - base, u32::BITS),
+        LAST => (base, u32::MAX - base, u32::BITS),
+        _ => (base, (1 << FINE_BITS) - 1, FINE_BITS),
+    }
+}
 
 /// What a round looks for.
 #[derive(Clone, Copy)]
@@ -65,12 +89,11 @@ impl Goal {
     }
 }
 
-/// Where a round cuts: nodes whose rank without its low `bits` is larger than `prefix` are kept, and of those where it is equal the first
-/// `ties`.
+/// Where a round cuts: nodes whose rank is larger than `base + span` are kept, and of those from `base` on the first `ties`.
 #[derive(Clone, Copy)]
 struct Threshold {
-    prefix: u32,
-    bits: u32,
+    base: u32,
+    span: u32,
     ties: u32,
     /// Cells of the ties.
     budget: u32,
@@ -119,7 +142,7 @@ impl Chip {
         unsafe {
             self.keys.at(index as usize).write(0, rank);
             if rank > 0 {
-                self.count(digits, rank >> (32 - DIGIT_BITS));
+                self.count(digits, first_digit(rank));
             }
         }
     }
@@ -286,8 +309,9 @@ impl Chip {
     #[inline(always)]
     unsafe fn threshold(self, elements: u32, goal: Goal, histogram: &mut usize) -> Threshold {
         let thread = thread::thread_idx_x();
-        let (mut prefix, mut need) = (0, goal.cells);
-        let mut bits = hint::opaque(32 - DIGIT_BITS);
+        let (mut base, mut span, mut need) = (0, 0, goal.cells);
+        // Low bits that the digits before have left open; none has been looked at while they are more than a word's.
+        let mut bits = hint::opaque(u32::BITS + 1);
         // SAFETY: the race argument above.
         unsafe {
             // The keys are read by four.
@@ -299,17 +323,28 @@ impl Chip {
                 if thread < DIGITS as u32 {
                     self.digits.at((*histogram ^ 1) * DIGITS + thread as usize).write(0, 0);
                 }
+                let is_first = bits > u32::BITS;
                 if thread < 32 {
                     let counts = self.digits.at(*histogram * DIGITS);
                     let tail = self.found.at(TAIL).read(0);
-                    let tail = Tail {
-                        digit: if tail > 0 { (tail ^ prefix) >> bits } else { u32::MAX },
-                        lacking: goal.lacking,
+                    let digit = if is_first {
+                        if tail > 0 { first_digit(tail) } else { u32::MAX }
+                    } else if tail.wrapping_sub(base) <= span {
+                        (tail - base) >> bits
+                    } else {
+                        u32::MAX
                     };
+                    let tail = Tail { digit, lacking: goal.lacking };
                     digits::find(counts, self.found, goal.unit, need, tail);
                 }
                 thread::sync_threads();
-                prefix |= self.found.at(digits::DIGIT).read(0) << bits;
+                let digit = self.found.at(digits::DIGIT).read(0);
+                if is_first {
+                    (base, span, bits) = first_range(digit);
+                } else {
+                    base += digit << bits;
+                    span = (span - (digit << bits)).min((1 << bits) - 1);
+                }
                 need -= self.found.at(digits::ABOVE).read(0);
                 let held = self.found.at(digits::HELD).read(0);
                 *histogram ^= 1;
@@ -320,16 +355,16 @@ impl Chip {
                 }
                 if all_fit || bits == 0 {
                     let ties = if all_fit { held } else { (need + (1 << goal.unit) - 1) >> goal.unit };
-                    return Threshold { prefix: prefix >> bits, bits, ties, budget: need };
+                    return Threshold { base, span, ties, budget: need };
                 }
-                bits -= DIGIT_BITS;
+                bits = bits.saturating_sub(DIGIT_BITS);
                 let mut first = 4 * thread;
                 while first < elements {
                     let U32x4(keys) = self.keys.at(first as usize).read_as(0);
                     for i in 0..4 {
-                        let digit = (keys[i] ^ prefix) >> bits;
-                        if keys[i] > 0 && digit < DIGITS as u32 {
-                            self.count(*histogram, digit);
+                        let offset = keys[i].wrapping_sub(base);
+                        if offset <= span {
+                            self.count(*histogram, offset >> bits);
                         }
                     }
                     first += 4 * THREADS as u32;
@@ -342,7 +377,7 @@ impl Chip {
     /// other list.
     #[inline(always)]
     unsafe fn keep(self, elements: u32, threshold: Threshold, list: usize, fan: u32) {
-        let Threshold { prefix, bits, ties, .. } = threshold;
+        let Threshold { base, span, ties, .. } = threshold;
         let (lane, warp) = (warp::lane_id(), thread::thread_idx_x() / 32);
         let rows = elements.div_ceil(THREADS as u32);
         let first = warp * rows * 32;
@@ -360,9 +395,8 @@ impl Chip {
                     }
                 }
                 for i in 0..4 {
-                    let key = ranks[i] >> bits;
-                    let row_above = warp::warp_vote_ballot(FULL, ranks[i] > 0 && key > prefix);
-                    let row_at = warp::warp_vote_ballot(FULL, ranks[i] > 0 && key == prefix);
+                    let row_above = warp::warp_vote_ballot(FULL, ranks[i] > base + span);
+                    let row_at = warp::warp_vote_ballot(FULL, ranks[i].wrapping_sub(base) <= span);
                     if lane == row + i as u32 {
                         (above, at) = (row_above, row_at);
                     }
@@ -421,5 +455,24 @@ impl Chip {
                 index += THREADS as u32;
             }
         }
+    }
+}
+
+#[cfg(all(test, not(target_arch = "nvptx64")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_digits_divide_the_ranks() {
+        for digit in 0..DIGITS as u32 {
+            let (base, span, bits) = first_range(digit);
+            assert_eq!((first_digit(base), first_digit(base + span)), (digit, digit));
+            assert!(bits == u32::BITS || span >> bits == 0);
+            if base + span < u32::MAX {
+                assert_eq!(first_range(digit + 1).0, base + span + 1);
+            }
+        }
+        assert_eq!((first_range(0).0, first_digit(u32::MAX)), (1, DIGITS as u32 - 1));
+        assert_eq!(FINE, rank(2.0f32.powi(-16)));
     }
 }

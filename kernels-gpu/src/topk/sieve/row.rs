@@ -4,7 +4,7 @@ use super::{KEYS, LARGEST, SECTOR, THREADS, chunk_shift, rank};
 use cuda_std::prelude::*;
 
 /// Sectors of 8 places that a thread has on their way.
-const AHEAD: usize = 2;
+const AHEAD: usize = 3;
 
 /// One query's scores.
 #[derive(Clone, Copy)]
