@@ -28,3 +28,15 @@ pub fn block_fence() {
         unsafe { membar_cta() }
     }
 }
+
+/// Orders this thread's memory accesses, and those that it has synchronised with, for all threads of the device, as a release before a
+/// flag is set and as an acquire behind one that is found set. Cheaper than [`device_fence`], which also puts all fences of the
+/// device in one order.
+#[inline(always)]
+pub fn device_acquire_release() {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: no precondition.
+    unsafe {
+        core::arch::asm!("fence.acq_rel.gpu;", options(nostack, preserves_flags))
+    }
+}

@@ -3,7 +3,7 @@
 mod host;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kernels_gpu::params::{Global, GlobalMut, ScoresArgs, TopkArgs};
 use kernels_gpu::topk::{cluster, histogram, original, scores, sieve, split};
@@ -109,8 +109,8 @@ impl DeviceTopk {
     }
 }
 
-/// The launches of a selection, in their order. `resident` is how many blocks of `sieve_split` the device holds at a time.
-pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: usize) -> Vec<Launch> {
+/// The launches of a selection, in their order. `sms` are the device's multiprocessors.
+pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, sms: usize) -> Vec<Launch> {
     let launch = |entry, blocks: usize, threads: usize| Launch {
         entry,
         blocks: blocks as u32,
@@ -124,7 +124,7 @@ pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, resident: u
             launch("split_halves", 2 * queries, histogram::THREADS),
             launch("split_merge", queries, histogram::THREADS),
         ],
-        Kernel::Sieve => match sieve::split_parts(queries.max(1), reach, resident) {
+        Kernel::Sieve => match sieve::split_parts(queries.max(1), reach, sms) {
             1 => vec![launch("sieve_rows", queries, sieve::THREADS)],
             parts => vec![launch("sieve_split", queries * parts, sieve::THREADS)],
         },
@@ -221,19 +221,13 @@ struct Inner {
     kernels: Kernels,
     switches: Switches,
     plans: Mutex<HashMap<Request, Plan>>,
-    /// Blocks of `sieve_split` that the device holds at a time, once it was asked.
-    sieve_resident: OnceLock<usize>,
 }
 
 impl Topk {
     /// The kernels in `kernels`. Reads the switches in the environment, once.
     pub fn new(kernels: &Kernels) -> Topk {
-        let inner = Inner {
-            kernels: kernels.clone(),
-            switches: Switches::from_env(),
-            plans: Mutex::default(),
-            sieve_resident: OnceLock::new(),
-        };
+        let inner =
+            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Mutex::default() };
         Topk { inner: Arc::new(inner) }
     }
 
@@ -261,8 +255,8 @@ impl Topk {
     ///
     /// Errors: `DeviceMemory`, or the driver's own.
     pub fn workspace(&self, shape: TopkShape) -> Result<TopkWorkspace> {
-        // More than half as many queries as blocks fit leave no two blocks for one.
-        let sieve_queries = shape.queries().min(self.sieve_resident()? / 2);
+        // More than half as many queries as multiprocessors leave no two for one.
+        let sieve_queries = shape.queries().min(self.sms() / 2);
         let split = sieve::split_scratch(sieve_queries);
         let len = split.saturating_add(shape.queries().saturating_mul(split::scratch_len(shape.cap())));
         let mut words = DeviceBuffer::alloc(self.device(), "the top-k workspace", len)?;
@@ -272,12 +266,8 @@ impl Topk {
         Ok(TopkWorkspace { words, sieve_queries, split })
     }
 
-    fn sieve_resident(&self) -> Result<usize> {
-        if let Some(&resident) = self.inner.sieve_resident.get() {
-            return Ok(resident);
-        }
-        let per_sm = self.inner.kernels.get("sieve_split")?.occupancy(sieve::THREADS as u32, 0)?;
-        Ok(*self.inner.sieve_resident.get_or_init(|| (per_sm * self.device().facts().sms) as usize))
+    fn sms(&self) -> usize {
+        self.device().facts().sms as usize
     }
 
     /// Queues the selection on the stream, by the plan's kernel or the one asked for, and returns the plan. No queries: no launch.
@@ -302,8 +292,7 @@ impl Topk {
             return Err(Error::argument("active", active, format!("at most the stride, {}", shape.stride())));
         }
         let plan = self.plan(&call.request(kernel))?;
-        let resident = if plan.kernel == Kernel::Sieve { self.sieve_resident()? } else { 0 };
-        let launches = launches(plan.kernel, shape.queries(), plan.reach, resident);
+        let launches = launches(plan.kernel, shape.queries(), plan.reach, self.sms());
         if shape.queries() == 0 {
             return Ok(plan);
         }

@@ -50,28 +50,19 @@ pub unsafe fn find(counts: Shared<u32>, found: Shared<u32>, unit: u32, need: u32
         }
         sum += cells[i];
     }
-    let through = inclusive_sum(sum);
-    let mut above = through - sum;
-    if above < need && need <= through {
-        let (mut digit, mut digit_held) = (0, 0);
-        let mut is_found = false;
-        for i in (0..LANE_DIGITS).rev() {
-            let reaches = above + cells[i] >= need;
-            if reaches && !is_found {
-                digit = (lowest + i) as u32;
-                digit_held = held[i];
-            }
-            is_found |= reaches;
-            if !is_found {
-                above += cells[i];
+    let mut above = inclusive_sum(sum) - sum;
+    for i in (0..LANE_DIGITS).rev() {
+        let through = above + cells[i];
+        // Of all digits one takes the sum from below to the goal.
+        if above < need && need <= through {
+            // SAFETY: the caller's promise; one lane is here.
+            unsafe {
+                found.at(DIGIT).write(0, (lowest + i) as u32);
+                found.at(ABOVE).write(0, above);
+                found.at(HELD).write(0, held[i]);
             }
         }
-        // SAFETY: the caller's promise; the ranges of the lanes do not overlap, so one lane is here.
-        unsafe {
-            found.at(DIGIT).write(0, digit);
-            found.at(ABOVE).write(0, above);
-            found.at(HELD).write(0, digit_held);
-        }
+        above = through;
     }
 }
 

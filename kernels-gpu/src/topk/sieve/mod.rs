@@ -39,7 +39,7 @@ use cuda_std::prelude::*;
 use narrow::Chip;
 use row::Row;
 
-pub const THREADS: usize = 512;
+pub const THREADS: usize = 384;
 /// Keys that a block keeps on chip.
 pub const KEYS: usize = 9216;
 /// Chunks that a selection may keep: KEYS / 16, since a chunk is narrowed to at most 16 parts.
@@ -93,11 +93,11 @@ pub const fn split_scratch(queries: usize) -> usize {
     queries.next_multiple_of(32) + queries * KEYS
 }
 
-/// Blocks of `sieve_split` for a query among `queries` with up to `reach` blocks each, on a device that holds `resident` of them at a time.
-pub const fn split_parts(queries: usize, reach: usize, resident: usize) -> usize {
-    // With a sector for each thread of half a block: the loads of a part are on their way at once.
-    let most = reach.div_ceil(4 * THREADS);
-    let fair = if queries < resident { resident / queries } else { 1 };
+/// Blocks of `sieve_split` for a query among `queries` with up to `reach` blocks each, on a device of `sms` multiprocessors: at most one for each.
+pub const fn split_parts(queries: usize, reach: usize, sms: usize) -> usize {
+    // Of 2048 blocks: a sector for most threads, whose loads are on their way at once.
+    let most = reach.div_ceil(2048);
+    let fair = if queries < sms { sms / queries } else { 1 };
     if most == 0 {
         1
     } else if most < fair {
@@ -107,7 +107,7 @@ pub const fn split_parts(queries: usize, reach: usize, resident: usize) -> usize
     }
 }
 
-/// A query of a launch. What is read of its record is read where it is needed: registers are short.
+/// A query of a launch.
 #[derive(Clone, Copy)]
 struct Query {
     args: TopkArgs,
@@ -157,7 +157,7 @@ fn rank(score: f32) -> u32 {
 /// # Safety
 /// The record describes live buffers of its kernel's launch; every step has `width <= WIDTH`, `width <= cap` and `n_bid < REACH`,
 /// `n_bid < stride`.
-#[kernel(threads = 512, min_blocks = 2, barriers = 5)]
+#[kernel(threads = 384, min_blocks = 2, barriers = 5)]
 pub unsafe fn sieve_rows(args: TopkArgs) {
     let query = thread::block_idx_x();
     // SAFETY: the caller's promise.
@@ -168,11 +168,11 @@ pub unsafe fn sieve_rows(args: TopkArgs) {
             return query.write_all();
         }
         let row = Row::new(args.scores.at(query.index * args.stride as usize), step.candidates());
-        let chip = Chip::new();
+        let chip = Chip::new(step);
         let shift = row.chunk_shift();
         thread::sync_threads();
         if shift > 0 {
-            row.maxima(shift, 0, row.sectors(), |chunk, key| chip.put(0, chunk, key + 1));
+            row.maxima::<3>(shift, 0, row.sectors(), |chunk, key| chip.put(0, chunk, key + 1));
         }
         chip.select(query, row, shift);
     }
@@ -182,7 +182,7 @@ pub unsafe fn sieve_rows(args: TopkArgs) {
 ///
 /// # Safety
 /// As [`sieve_rows`].
-#[kernel(threads = 512, min_blocks = 1, barriers = 7)]
+#[kernel(threads = 384, min_blocks = 1, barriers = 7)]
 pub unsafe fn sieve_split(args: TopkArgs) {
     let parts = thread::grid_dim_x() / args.queries;
     let (query, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
@@ -199,14 +199,15 @@ pub unsafe fn sieve_split(args: TopkArgs) {
         if step.is_identity() || step.width == 0 {
             return query.write_all();
         }
-        let chip = Chip::new();
+        let chip = Chip::new(step);
         thread::sync_threads();
         if shift > 0 {
             let queries = args.queries as usize;
             let maxima = args.scratch.at(queries.next_multiple_of(32) + query.index * KEYS);
             let share = row.sectors().div_ceil(parts).next_multiple_of(1 << (LARGEST - SECTOR));
             let first = part * share;
-            row.maxima(shift, first, row.sectors().min(first + share), |chunk, key| {
+            // A part is little more than one step.
+            row.maxima::<1>(shift, first, row.sectors().min(first + share), |chunk, key| {
                 maxima.at(chunk as usize).write(0, key);
             });
             if !chip.is_last(args.scratch.at(query.index), parts) {
@@ -222,7 +223,7 @@ pub unsafe fn sieve_split(args: TopkArgs) {
 ///
 /// # Safety
 /// As [`sieve_rows`]; scratch is 16-byte aligned.
-#[kernel(threads = 512, min_blocks = 2, barriers = 5)]
+#[kernel(threads = 384, min_blocks = 2, barriers = 5)]
 pub unsafe fn sieve_maxima(args: TopkArgs) {
     let query = thread::block_idx_x();
     // SAFETY: the caller's promise.
@@ -233,7 +234,7 @@ pub unsafe fn sieve_maxima(args: TopkArgs) {
             return query.write_all();
         }
         let row = Row::from_block_0(args.scores.at(query.index * args.stride as usize), step.candidates());
-        let chip = Chip::new();
+        let chip = Chip::new(step);
         thread::sync_threads();
         let mut shift = row.chunk_shift();
         if shift > 0 {

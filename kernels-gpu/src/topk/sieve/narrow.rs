@@ -7,7 +7,7 @@
 //!   first warp finds the digit at which the cells from the top reach the goal. Every addition is of the constant 1 and its result is
 //!   unused: the hardware counts lanes with the same address in one step, so equal keys are no slower. The first digit is counted
 //!   where the keys are made. It divides the numbers from 2^-16 to 2^15 finely, an eighth of an octave each, and lumps what lies below
-//!   and above: of most scores a digit of 8 bits is left then. After it digits are of 8 bits.
+//!   (but for NaN) and above: of most scores a digit of 8 bits is left then. After it digits are of 8 bits.
 //! * List: each warp owns a run of elements, its lanes a row of 32 each, as one bit mask of the elements above the threshold and one
 //!   of those at it. A scan of their sizes gives each row its first position, and the number of ties before it.
 //!
@@ -36,25 +36,29 @@ const BATCH: usize = (KEYS / 8).div_ceil(THREADS);
 const CUT: usize = digits::FOUND;
 /// The rank of the tail where it has less than a block's cells, or 0.
 const TAIL: usize = digits::FOUND + 1;
+/// The step record: n_kv, n_bid, width.
+const STEP: usize = digits::FOUND + 2;
 
-/// The rank from which on the first digit is 1, that of 2^-16.
+/// The rank from which on first digits are fine, that of 2^-16.
 const FINE: u32 = 0xb780_0001;
 /// Bits of a rank below its first digit, in the finely divided range.
 const FINE_BITS: u32 = 20;
 
-/// The first digit of a rank.
+/// The first digit of a rank: 0 of NaN's, 1 of those below the fine ones.
 #[inline(always)]
 fn first_digit(rank: u32) -> u32 {
-    (rank.saturating_sub(FINE - (1 << FINE_BITS)) >> FINE_BITS).min(DIGITS as u32 - 1)
+    let fine = rank.saturating_sub(FINE - (1 << FINE_BITS)) >> FINE_BITS;
+    (fine + u32::from(rank > 1)).min(DIGITS as u32 - 1)
 }
 
 /// The lowest rank with a first digit, how far the largest lies above it, and in how many low bits they differ.
 #[inline(always)]
 fn first_range(digit: u32) -> (u32, u32, u32) {
     const LAST: u32 = DIGITS as u32 - 1;
-    let base = if digit == 0 { 1 } else { FINE + ((digit - 1) << FINE_BITS) };
+    let base = FINE.wrapping_add(digit.wrapping_sub(2) << FINE_BITS);
     match digit {
-        0 => (base, FINE - 1 - base, u32::BITS),
+        0 => (1, 0, 0),
+        1 => (2, FINE - 1 - 2, u32::BITS),
         LAST => (base, u32::MAX - base, u32::BITS),
         _ => (base, (1 << FINE_BITS) - 1, FINE_BITS),
     }
@@ -112,26 +116,49 @@ pub(super) struct Chip {
 impl Chip {
     /// Declares the arrays and gives them their first values, for which a barrier must follow.
     #[inline(always)]
-    pub unsafe fn new() -> Self {
+    pub unsafe fn new(step: Step) -> Self {
         let chip = Self {
             keys: shared_array![u32; KEYS],
             list: shared_array![u32; 2 * KEPT],
-            digits: shared_array![u32; 2 * DIGITS],
+            digits: shared_array![u32; 2 * (DIGITS + 32)],
             slots: shared_array![u32; WARPS],
-            found: shared_array![u32; TAIL + 1],
+            found: shared_array![u32; STEP + 3],
         };
         let thread = thread::thread_idx_x() as usize;
         // SAFETY: no other thread touches these before the barrier.
         unsafe {
-            if thread < DIGITS {
-                chip.digits.at(thread).write(0, 0);
+            // The first histogram, and the words aside of the second.
+            if thread < DIGITS + 32 {
+                chip.histogram(0).at(thread).write(0, 0);
+            }
+            if thread < 32 {
+                chip.histogram(1).at(DIGITS + thread).write(0, 0);
             }
             if thread == 0 {
                 chip.list.write(0, 0);
                 chip.found.write(TAIL, 0);
+                chip.found.write(STEP, step.n_kv);
+                chip.found.write(STEP + 1, step.n_bid);
+                chip.found.write(STEP + 2, step.width);
             }
         }
         chip
+    }
+
+    /// Histogram 0 or 1: a word for each digit, then one for each lane.
+    #[inline(always)]
+    fn histogram(self, index: usize) -> Shared<u32> {
+        self.digits.at(index * (DIGITS + 32))
+    }
+
+    /// The step record, which takes no registers here.
+    #[inline(always)]
+    unsafe fn step(self) -> Step {
+        // SAFETY: written before the first barrier, and never again.
+        unsafe {
+            let word = |index: usize| self.found.at(STEP).read(index);
+            Step { n_kv: word(0), n_bid: word(1), width: word(2) }
+        }
     }
 
     /// Makes `rank` the rank of element `index`, and counts its first digit in histogram `digits`.
@@ -141,9 +168,8 @@ impl Chip {
         // SAFETY: the race argument; an index of its own for each thread.
         unsafe {
             self.keys.at(index as usize).write(0, rank);
-            if rank > 0 {
-                self.count(digits, first_digit(rank));
-            }
+            let aside = DIGITS as u32 + thread::thread_idx_x() % 32;
+            self.count(digits, if rank > 0 { first_digit(rank) } else { aside });
         }
     }
 
@@ -151,7 +177,7 @@ impl Chip {
     #[track_caller]
     unsafe fn count(self, digits: usize, digit: u32) {
         // SAFETY: the race argument.
-        unsafe { atomic::shared_fetch_add(self.digits.at(digits * DIGITS + digit as usize), 0, 1) };
+        unsafe { atomic::shared_fetch_add(self.histogram(digits).at(digit as usize), 0, 1) };
     }
 
     /// Puts the keys of `chunks` chunks from memory.
@@ -187,14 +213,12 @@ impl Chip {
         unsafe {
             thread::sync_threads();
             if thread::thread_idx_x() == 0 {
-                fence::device_fence();
+                fence::device_acquire_release();
                 let counted = atomic::global_fetch_add(counter, 0, 1);
                 let mut is_last = counted + 1 == parts;
-                if is_last {
-                    if !mutation::is(Mutation::SieveSplitLeavesCounter) {
-                        counter.at(0).write(0, 0);
-                    }
-                    fence::device_fence();
+                fence::device_acquire_release();
+                if is_last && !mutation::is(Mutation::SieveSplitLeavesCounter) {
+                    counter.at(0).write(0, 0);
                 }
                 if mutation::is(Mutation::SieveSplitTakesFirst) {
                     is_last = counted == 0;
@@ -219,7 +243,7 @@ impl Chip {
         // SAFETY: the caller's promise; the race argument above.
         unsafe {
             loop {
-                let step = query.step();
+                let step = self.step();
                 if places > 0 {
                     let has_tail = shift == 0 && step.tail_cells() > 0;
                     let tail = if has_tail { row.end - 1 } else { u32::MAX };
@@ -321,11 +345,11 @@ impl Chip {
             loop {
                 thread::sync_threads();
                 if thread < DIGITS as u32 {
-                    self.digits.at((*histogram ^ 1) * DIGITS + thread as usize).write(0, 0);
+                    self.histogram(*histogram ^ 1).at(thread as usize).write(0, 0);
                 }
                 let is_first = bits > u32::BITS;
                 if thread < 32 {
-                    let counts = self.digits.at(*histogram * DIGITS);
+                    let counts = self.histogram(*histogram);
                     let tail = self.found.at(TAIL).read(0);
                     let digit = if is_first {
                         if tail > 0 { first_digit(tail) } else { u32::MAX }
@@ -362,10 +386,11 @@ impl Chip {
                 while first < elements {
                     let U32x4(keys) = self.keys.at(first as usize).read_as(0);
                     for i in 0..4 {
+                        // Counted in any case, so that no branch keeps the four from overlapping: keys outside of the range in a word
+                        // of the lane's own.
                         let offset = keys[i].wrapping_sub(base);
-                        if offset <= span {
-                            self.count(*histogram, offset >> bits);
-                        }
+                        let aside = DIGITS as u32 + thread % 32;
+                        self.count(*histogram, if offset <= span { offset >> bits } else { aside });
                     }
                     first += 4 * THREADS as u32;
                 }
@@ -447,7 +472,7 @@ impl Chip {
         // SAFETY: the caller's promise about the ids; the race argument above.
         unsafe {
             let behind_cut = BLOCK_CELLS * (self.found.at(CUT).read(0) + 1) - cut;
-            let width = query.step().width;
+            let width = self.step().width;
             while index < width {
                 let cell = if index < behind_cut { index } else { index + cut };
                 let place = self.list.at(list * KEPT + (cell / BLOCK_CELLS) as usize).read(0);

@@ -3,9 +3,6 @@
 use super::{KEYS, LARGEST, SECTOR, THREADS, chunk_shift, rank};
 use cuda_std::prelude::*;
 
-/// Sectors of 8 places that a thread has on their way.
-const AHEAD: usize = 3;
-
 /// One query's scores.
 #[derive(Clone, Copy)]
 pub(super) struct Row {
@@ -107,10 +104,17 @@ impl Row {
         scores
     }
 
-    /// Reads the sectors `first..last` and calls `sink(chunk, its largest key)` for every chunk that begins there. `first` is a
-    /// multiple of the largest chunk; so is `last`, or it is the row's end. All threads of the block call it.
+    /// Reads the sectors `first..last` and calls `sink(chunk, its largest key)` for every chunk that begins there; a thread has `AHEAD`
+    /// sectors on their way. `first` is a multiple of the largest chunk; so is `last`, or it is the row's end. All threads of
+    /// the block call it.
     #[inline(always)]
-    pub unsafe fn maxima(self, shift: u32, first: u32, last: u32, sink: impl Fn(u32, u32)) {
+    pub unsafe fn maxima<const AHEAD: usize>(
+        self,
+        shift: u32,
+        first: u32,
+        last: u32,
+        sink: impl Fn(u32, u32),
+    ) {
         let lanes = 1 << (shift - SECTOR);
         let load = |sector: u32| {
             // SAFETY: the caller's promise about the row.
