@@ -81,6 +81,15 @@ impl Device {
         Ok((free, total))
     }
 
+    /// `Argument` when `what` was made on another device.
+    pub(super) fn check_own(&self, what: &str, made_on: &Device) -> Result<()> {
+        let (own, other) = (self.facts().ordinal, made_on.facts().ordinal);
+        if own == other {
+            return Ok(());
+        }
+        Err(Error::argument(what, format!("of CUDA device {other}"), format!("one of CUDA device {own}")))
+    }
+
     /// Makes this device's context the calling thread's current one until the guard is dropped; then the
     /// context that was current before is put back. The other entry points do this by themselves.
     pub fn make_current(&self) -> Result<Current<'_>> {

@@ -80,7 +80,8 @@ impl Workspace {
         self.h.bytes() + self.gate.bytes() + self.beta.bytes()
     }
 
-    fn check(&self, call: &DeviceForward) -> Result<()> {
+    fn check(&self, device: &Device, call: &DeviceForward) -> Result<()> {
+        device.check_own("workspace", self.h.device())?;
         if self.heads == call.heads && call.tokens <= self.tokens {
             return Ok(());
         }
@@ -166,7 +167,7 @@ impl Gdn {
         workspace: &Workspace,
         variant: Option<Variant>,
     ) -> Result<ForwardPlan> {
-        workspace.check(call)?;
+        workspace.check(self.device(), call)?;
         let (h, gate, beta) = (workspace.h.as_ptr(), workspace.gate.as_ptr(), workspace.beta.as_ptr());
         let prepare = call.prepare(h, gate, beta);
         let recurrence = call.recurrence(h, gate, beta);

@@ -288,6 +288,7 @@ impl Topk {
         kernel: Option<Kernel>,
     ) -> Result<Plan> {
         let shape = call.shape;
+        self.device().check_own("workspace", workspace.words.device())?;
         if let Some(active) = call.active.filter(|&active| active > shape.stride()) {
             return Err(Error::argument("active", active, format!("at most the stride, {}", shape.stride())));
         }
