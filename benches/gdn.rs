@@ -70,7 +70,7 @@ fn forward(criterion: &mut Criterion) {
     let mut workspace = Workspace::new();
 
     let mut group = criterion.benchmark_group("gdn/forward");
-    group.sample_size(40).sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(TOKENS as u64));
+    group.sample_size(20).sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(TOKENS as u64));
     for isa in isas() {
         group.bench_function(format!("cpu-{isa}/{KEY_HEADS}x{VALUE_HEADS}/{TOKENS}"), |bencher| {
             bencher.iter(|| {
@@ -103,7 +103,7 @@ fn recurrence(criterion: &mut Criterion) {
     let mut y = vec![0.0; TOKENS * VALUE_HEADS * HEAD_DIM];
 
     let mut group = criterion.benchmark_group("gdn/recurrence");
-    group.sample_size(40).sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(TOKENS as u64));
+    group.sample_size(20).sampling_mode(SamplingMode::Flat).throughput(Throughput::Elements(TOKENS as u64));
     for isa in isas() {
         group.bench_function(format!("cpu-{isa}/{KEY_HEADS}x{VALUE_HEADS}/{TOKENS}"), |bencher| {
             // The state of one call is the next one's: the decay keeps it bounded.
@@ -152,7 +152,7 @@ fn on_device(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
+    config = Criterion::default().without_plots().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(3));
     targets = forward, recurrence, out_norm, on_device
 }
 criterion_main!(benches);

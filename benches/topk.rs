@@ -111,7 +111,7 @@ fn on_device(criterion: &mut Criterion) {
 
 criterion_group! {
     name = benches;
-    config = Criterion::default().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
+    config = Criterion::default().without_plots().warm_up_time(Duration::from_secs(1)).measurement_time(Duration::from_secs(2));
     targets = select, scores, on_device
 }
 criterion_main!(benches);
