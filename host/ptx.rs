@@ -194,7 +194,7 @@ fn launch(entry: &str) -> Option<Launch> {
         ),
         "sieve_split" => topk(
             sieve::THREADS,
-            "[queries * parts, 1, 1]",
+            "[parts, queries, 1]",
             "sieve_rows with `parts` blocks a query; scratch, 16-byte aligned: queries (rounded up to 32) + queries * 9216 \
              words, of which the first `queries` are 0 before the first launch",
         ),

@@ -200,17 +200,18 @@ impl Queries {
             queries: queries as u32,
             reach,
         };
-        let (blocks, kernel): (u32, unsafe fn(TopkArgs)) = match entry {
-            Entry::Rows => (1, sieve::sieve_rows),
-            Entry::Split(parts) => (parts, sieve::sieve_split),
-            Entry::Maxima => (1, sieve::sieve_maxima),
-            Entry::Cluster => (cluster::BLOCKS, cluster::cluster),
+        let rows = queries as u32;
+        let (grid, kernel): ((u32, u32), unsafe fn(TopkArgs)) = match entry {
+            Entry::Rows => ((rows, 1), sieve::sieve_rows),
+            Entry::Split(parts) => ((parts, rows), sieve::sieve_split),
+            Entry::Maxima => ((rows, 1), sieve::sieve_maxima),
+            Entry::Cluster => ((rows * cluster::BLOCKS, 1), cluster::cluster),
         };
         let (threads, size) = match entry {
             Entry::Cluster => (cluster::THREADS, cluster::BLOCKS),
             _ => (sieve::THREADS, 1),
         };
-        Launch::new(blocks * queries as u32, threads as u32)
+        Launch::new((grid.0, grid.1, 1), threads as u32)
             .cluster(size)
             .order(order)
             .shared_limit(48 << 10)

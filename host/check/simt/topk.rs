@@ -50,10 +50,10 @@ fn run(
         maxima: None,
     };
     let args = device_call.args(reach, scratch.as_mut_ptr() as u64);
-    for &cuda::Launch { entry, blocks, threads } in launches {
+    for &cuda::Launch { entry, grid, threads } in launches {
         let kernel = selection(entry);
         let cluster = if entry == "cluster" { cluster::BLOCKS } else { 1 };
-        Launch::new(blocks, threads)
+        Launch::new(grid, threads)
             .cluster(cluster)
             .order(order)
             .input("scores", scores)

@@ -84,7 +84,7 @@ pub struct DeviceScores {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Launch {
     pub entry: &'static str,
-    pub blocks: u32,
+    pub grid: [u32; 3],
     pub threads: u32,
 }
 
@@ -113,7 +113,7 @@ impl DeviceTopk {
 pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, sms: usize) -> Vec<Launch> {
     let launch = |entry, blocks: usize, threads: usize| Launch {
         entry,
-        blocks: blocks as u32,
+        grid: [blocks as u32, 1, 1],
         threads: threads as u32,
     };
     match kernel {
@@ -126,7 +126,10 @@ pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, sms: usize)
         ],
         Kernel::Sieve => match sieve::split_parts(queries.max(1), reach, sms) {
             1 => vec![launch("sieve_rows", queries, sieve::THREADS)],
-            parts => vec![launch("sieve_split", queries * parts, sieve::THREADS)],
+            parts => {
+                let grid = [parts as u32, queries as u32, 1];
+                vec![Launch { entry: "sieve_split", grid, threads: sieve::THREADS as u32 }]
+            }
         },
         Kernel::Cluster => vec![launch("cluster", queries * cluster::BLOCKS as usize, cluster::THREADS)],
     }
@@ -134,7 +137,7 @@ pub(crate) fn launches(kernel: Kernel, queries: usize, reach: usize, sms: usize)
 
 /// The launch of `sieve` with the maxima at hand, which are its scratch.
 pub(crate) fn maxima_launch(queries: usize) -> Launch {
-    Launch { entry: "sieve_maxima", blocks: queries as u32, threads: sieve::THREADS as u32 }
+    Launch { entry: "sieve_maxima", grid: [queries as u32, 1, 1], threads: sieve::THREADS as u32 }
 }
 
 /// Words of scratch of a launch. The first `queries` of `sieve_split` are 0 whenever it does not run, the others may be anything.
@@ -320,7 +323,7 @@ impl Topk {
     unsafe fn launch(&self, stream: &Stream, launch: &Launch, args: &TopkArgs) -> Result<()> {
         let kernel = self.inner.kernels.get(launch.entry)?;
         // SAFETY: the record is that of every selection kernel; the caller's promise about the memory.
-        unsafe { kernel.launch_with(stream, [launch.blocks, 1, 1], [launch.threads, 1, 1], 0, args) }
+        unsafe { kernel.launch_with(stream, launch.grid, [launch.threads, 1, 1], 0, args) }
     }
 
     /// Queues the block scores on the stream. No queries: no launch.

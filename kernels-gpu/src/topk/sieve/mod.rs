@@ -17,7 +17,7 @@
 //! | entry | grid | the maxima |
 //! |---|---|---|
 //! | `sieve_rows` | queries | by the block that selects |
-//! | `sieve_split` | queries x parts, for few queries | in scratch, each part by a block of its own; the last of them to come selects |
+//! | `sieve_split` | parts x queries, for few queries | in scratch, each part by a block of its own; the last of them to come selects |
 //! | `sieve_maxima` | queries | in scratch, by [`scores`](super::scores): only the chunks that are kept are read here |
 //!
 //! Chunks begin at multiples of 32 bytes of the address, whatever the row starts at, so that each is one sector (or more) and a
@@ -95,8 +95,8 @@ pub const fn split_scratch(queries: usize) -> usize {
 
 /// Blocks of `sieve_split` for a query among `queries` with up to `reach` blocks each, on a device of `sms` multiprocessors: at most one for each.
 pub const fn split_parts(queries: usize, reach: usize, sms: usize) -> usize {
-    // Of 2048 blocks: a sector for most threads, whose loads are on their way at once.
-    let most = reach.div_ceil(2048);
+    // A step each.
+    let most = reach.div_ceil(THREADS << SECTOR);
     let fair = if queries < sms { sms / queries } else { 1 };
     if most == 0 {
         1
@@ -172,20 +172,20 @@ pub unsafe fn sieve_rows(args: TopkArgs) {
         let shift = row.chunk_shift();
         thread::sync_threads();
         if shift > 0 {
-            row.maxima::<3>(shift, 0, row.sectors(), |chunk, key| chip.put(0, chunk, key + 1));
+            row.maxima::<3>(shift, 0, 1, |chunk, key| chip.put(0, chunk, key + 1));
         }
         chip.select(query, row, shift);
     }
 }
 
-/// Selects for each query by `grid / queries` blocks. Scratch as [`split_scratch`] says.
+/// Selects for query y of the grid by its blocks along x. Scratch as [`split_scratch`] says.
 ///
 /// # Safety
 /// As [`sieve_rows`].
 #[kernel(threads = 384, min_blocks = 1, barriers = 7)]
 pub unsafe fn sieve_split(args: TopkArgs) {
-    let parts = thread::grid_dim_x() / args.queries;
-    let (query, part) = (thread::block_idx_x() / parts, thread::block_idx_x() % parts);
+    let (part, parts) = (thread::block_idx_x(), thread::grid_dim_x());
+    let query = thread::block_idx_y();
     // SAFETY: the caller's promise; the argument above for scratch.
     unsafe {
         let query = Query { args, index: query as usize };
@@ -204,10 +204,7 @@ pub unsafe fn sieve_split(args: TopkArgs) {
         if shift > 0 {
             let queries = args.queries as usize;
             let maxima = args.scratch.at(queries.next_multiple_of(32) + query.index * KEYS);
-            let share = row.sectors().div_ceil(parts).next_multiple_of(1 << (LARGEST - SECTOR));
-            let first = part * share;
-            // A part is little more than one step.
-            row.maxima::<1>(shift, first, row.sectors().min(first + share), |chunk, key| {
+            row.maxima::<1>(shift, part, parts, |chunk, key| {
                 maxima.at(chunk as usize).write(0, key);
             });
             if !chip.is_last(args.scratch.at(query.index), parts) {

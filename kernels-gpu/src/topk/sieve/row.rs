@@ -104,31 +104,33 @@ impl Row {
         scores
     }
 
-    /// Reads the sectors `first..last` and calls `sink(chunk, its largest key)` for every chunk that begins there; a thread has `AHEAD`
-    /// sectors on their way. `first` is a multiple of the largest chunk; so is `last`, or it is the row's end. All threads of
-    /// the block call it.
+    /// Reads every `parts`-th step of the row, from step `part` on, and calls `sink(chunk, its largest key)` for every chunk there; a
+    /// step is a sector a thread, and a thread has `AHEAD` of them on their way. All threads of the block call it.
     #[inline(always)]
     pub unsafe fn maxima<const AHEAD: usize>(
         self,
         shift: u32,
-        first: u32,
-        last: u32,
+        part: u32,
+        parts: u32,
         sink: impl Fn(u32, u32),
     ) {
         let lanes = 1 << (shift - SECTOR);
+        let last = self.sectors();
         let load = |sector: u32| {
             // SAFETY: the caller's promise about the row.
             if sector < last { unsafe { self.sector(sector) } } else { [f32::NAN; 8] }
         };
+        let first = (part * THREADS as u32) as i32;
+        let step = (parts * THREADS as u32) as i32;
         // The first steps only load, the last ones have nothing left to load.
-        let mut base = first as i32 - (AHEAD * THREADS) as i32;
+        let mut base = first - AHEAD as i32 * step;
         let mut ahead = [[0.0; 8]; AHEAD];
         while base < last as i32 {
             for i in 0..AHEAD {
                 let [a, b, c, d, e, f, g, h] = ahead[i];
                 let sector = (base + thread::thread_idx_x() as i32) as u32;
-                ahead[i] = load(sector.wrapping_add((AHEAD * THREADS) as u32));
-                if (first as i32..last as i32).contains(&base) {
+                ahead[i] = load(sector.wrapping_add(AHEAD as u32 * step as u32));
+                if (first..last as i32).contains(&base) {
                     // A maximum of floats takes a number before a NaN, so its key is the largest key.
                     let mut top = a.max(b).max(c.max(d)).max(e.max(f).max(g.max(h)));
                     let mut distance = 1;
@@ -136,14 +138,15 @@ impl Row {
                         top = top.max(warp::warp_shuffle_xor(warp::FULL, top, distance));
                         distance *= 2;
                     }
-                    if sector % lanes == 0 && sector < last {
+                    if sector & (lanes - 1) == 0 && sector < last {
                         sink(sector / lanes, rank(top) - 1);
                     }
                 }
-                base += THREADS as i32;
+                base += step;
             }
         }
     }
 }
 
+const _: () = assert!(THREADS.is_multiple_of(1 << (LARGEST - SECTOR)), "a step has whole chunks");
 const _: () = assert!(1 << SECTOR == 8 && LARGEST - SECTOR <= 5 && KEYS.is_multiple_of(4));
