@@ -30,13 +30,15 @@
 //! which adds 1 to the query's counter. The block that finds all others counted there has its thread 0 fence, then a barrier, then reads.
 //! No block waits for another one. The last one also puts the counter back to 0, which no one else touches any more.
 
+mod chip;
 mod narrow;
 mod row;
+mod threshold;
 
 use crate::params::TopkArgs;
 use crate::topk::rule::{BLOCK_CELLS, Step, key};
+use chip::Chip;
 use cuda_std::prelude::*;
-use narrow::Chip;
 use row::Row;
 
 pub const THREADS: usize = 384;
