@@ -12,6 +12,7 @@ mod layer;
 pub mod simt;
 pub mod topk;
 mod topk_device;
+mod topk_extremes;
 mod topk_host;
 
 pub use data::{Data, Output, Shape};

@@ -81,6 +81,7 @@ pub(super) fn run(kernels: &Kernels, report: &mut Report<'_>) {
             scores(&topk, &stream, queries, context, own_tails).unwrap_or_else(|error| Err(error.to_string()))
         });
     }
+    super::topk_extremes::run(kernels, &topk, &stream, report);
 }
 
 /// Neighbouring positions, the last of which sees `context` cells.
@@ -103,7 +104,7 @@ fn runs(topk: &Topk, kernel: Kernel, data: &Selection, active: Option<usize>) ->
 }
 
 /// Every kernel on the same inputs, which are made if one is wanted.
-fn selections(
+pub(super) fn selections(
     topk: &Topk,
     stream: &Stream,
     report: &mut Report<'_>,

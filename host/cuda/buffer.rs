@@ -160,6 +160,24 @@ impl<T: Pod> DeviceBuffer<T> {
         stream.check(format_args!("cuMemcpyDtoDAsync of {} from {}", self.what, source.what), answer)
     }
 
+    /// Queues copies of the buffer's first `len` elements over all that follows, the last one cut where the buffer ends.
+    ///
+    /// Errors: `Length` when there are not as many; or the driver's own.
+    pub(crate) fn repeat_first(&mut self, stream: &Stream, len: usize) -> Result<()> {
+        self.range(0, len.max(1))?;
+        let _current = self.device.make_current()?;
+        let mut done = len.max(1);
+        while done < self.len {
+            let count = done.min(self.len - done);
+            let (to, bytes) = (self.range(done, count)?, count * size_of::<T>());
+            // SAFETY: both ranges are of the buffer, and do not overlap.
+            let answer = unsafe { ffi::cuMemcpyDtoDAsync_v2(to, self.address, bytes, stream.as_raw()) };
+            stream.check(format_args!("cuMemcpyDtoDAsync in {}", self.what), answer)?;
+            done += count;
+        }
+        Ok(())
+    }
+
     /// Queues the setting of every byte of the buffer to `value`.
     pub fn memset_u8(&mut self, stream: &Stream, value: u8) -> Result<()> {
         self.memset_u8_from(stream, 0, value)

@@ -12,10 +12,10 @@ const WARPS: usize = THREADS / 32;
 // The words of `found` behind those of [`digits`].
 /// The position in the list of the last node that is kept at the threshold.
 pub(super) const CUT: usize = digits::FOUND;
+/// The step record: n_kv, n_bid, width. In 16 bytes without what is written later: they are read at once.
+const STEP: usize = digits::FOUND + 1;
 /// The rank of the tail where it has less than a block's cells, or 0.
-pub(super) const TAIL: usize = digits::FOUND + 1;
-/// The step record: n_kv, n_bid, width.
-const STEP: usize = digits::FOUND + 2;
+pub(super) const TAIL: usize = digits::FOUND + 5;
 
 /// A block's shared memory.
 #[derive(Clone, Copy)]
@@ -36,7 +36,7 @@ impl Chip {
             list: shared_array![u32; 2 * KEPT],
             digits: shared_array![u32; 2 * (DIGITS + 32)],
             slots: shared_array![u32; WARPS],
-            found: shared_array![u32; STEP + 3],
+            found: shared_array![u32; TAIL + 1],
         };
         let thread = thread::thread_idx_x() as usize;
         // SAFETY: no other thread touches these before the barrier.
@@ -144,3 +144,5 @@ impl Chip {
         }
     }
 }
+
+const _: () = assert!(STEP.is_multiple_of(4) && TAIL.is_multiple_of(4));
