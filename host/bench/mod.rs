@@ -4,11 +4,13 @@
 //! the rounds behind the warm-up, between CUDA events.
 
 mod gdn;
+mod hold;
 mod layer;
 mod sms;
 mod topk;
 
 pub use gdn::{norm, recurrence};
+pub(crate) use hold::Holder;
 pub use layer::layer;
 pub use sms::{SmsRow, sms};
 pub use topk::{TopkCall, scores, topk};

@@ -10,8 +10,9 @@ use kernels_gpu::bench::{FLAGS, LATE};
 use kernels_gpu::params::{GlobalMut, HoldArgs};
 
 use super::gdn::Layer;
+use super::hold::{Holder, LIMIT_NS};
 use super::{Row, WARM_UP, runnable};
-use crate::cuda::{DeviceBuffer, Event, Gdn, Kernel, Stream};
+use crate::cuda::{DeviceBuffer, Event, Gdn, Kernel};
 use crate::error::Result;
 use crate::gdn::{Heads, Variant};
 
@@ -21,8 +22,6 @@ const COUNTS: [u32; 31] = [
     34, 32, 30, 28, 26, 24,
 ];
 const ROUNDS: usize = 7;
-/// Longer than a timed call takes, shorter than a watchdog.
-const LIMIT_NS: u64 = 500_000_000;
 
 /// The recurrence on some of the card's multiprocessors.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -53,14 +52,9 @@ struct Bench<'a> {
     gdn: &'a Gdn,
     layer: Layer,
     variants: Vec<Variant>,
-    holding: Stream,
-    hold: Kernel,
-    await_seated: Kernel,
-    release: Kernel,
+    holder: Holder,
     probe: Kernel,
-    held: DeviceBuffer<u32>,
     landed: DeviceBuffer<u32>,
-    all_shared: u32,
 }
 
 impl<'a> Bench<'a> {
@@ -72,17 +66,11 @@ impl<'a> Bench<'a> {
             gdn,
             layer: Layer::new(gdn, heads, tokens)?,
             variants,
-            holding: Stream::new(device)?,
-            hold: gdn.kernel("hold")?,
-            await_seated: gdn.kernel("await_seated")?,
-            release: gdn.kernel("release")?,
+            holder: Holder::new(gdn.kernels())?,
             probe: gdn.kernel("probe")?,
-            held: DeviceBuffer::alloc(device, "held", device.facts().sms as usize)?,
             landed: DeviceBuffer::alloc(device, "landed", most)?,
-            all_shared: device.facts().shared_per_block_optin,
         };
-        // Everything is loaded before something is held: a module that loads lazily would wait for the holding kernel.
-        bench.with_held(1, |_| Ok(()))?;
+        // As the holder's kernels: loaded before something is held.
         for &variant in &bench.variants {
             bench.run(variant)?;
             bench.run_probe(variant, &bench.new_flags()?)?;
@@ -91,7 +79,7 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
-    /// Flag words for a set of launches, made before anything is held: an allocation may wait for a running kernel.
+    /// Flag words for the probe, made before anything is held: an allocation may wait for a running kernel.
     fn new_flags(&self) -> Result<DeviceBuffer<u32>> {
         DeviceBuffer::from_slice(&self.layer.stream, "flags", &[0; FLAGS])
     }
@@ -99,41 +87,6 @@ impl<'a> Bench<'a> {
     fn run(&self, variant: Variant) -> Result<()> {
         // SAFETY: the layer's buffers are of these sizes, and each use ends with a synchronisation.
         unsafe { self.gdn.recurrence(&self.layer.stream, &self.layer.recurrence(), Some(variant)) }.map(drop)
-    }
-
-    /// Holds `blocks` multiprocessors while `body` queues work on the layer's stream. Returns the held ones and how many blocks
-    /// gave up waiting.
-    fn with_held(&self, blocks: u32, body: impl FnOnce(&Stream) -> Result<()>) -> Result<(Vec<u32>, u32)> {
-        let stream = &self.layer.stream;
-        let flags = self.new_flags()?;
-        let args = HoldArgs {
-            flags: GlobalMut::from_address(flags.as_ptr()),
-            sm_ids: GlobalMut::from_address(self.held.as_ptr()),
-            limit_ns: LIMIT_NS,
-            generation: 1,
-            blocks,
-        };
-        if blocks > 0 {
-            // SAFETY: the buffers live, and the synchronisations below end before they are used again.
-            unsafe {
-                self.hold.launch_with(&self.holding, [blocks, 1, 1], [1, 1, 1], self.all_shared, &args)?;
-                self.await_seated.launch_with(stream, [1, 1, 1], [1, 1, 1], 0, &args)?;
-            }
-        }
-        let outcome = body(stream);
-        if blocks > 0 {
-            // SAFETY: as above.
-            unsafe { self.release.launch_with(stream, [1, 1, 1], [1, 1, 1], 0, &args)? };
-        }
-        stream.synchronize()?;
-        self.holding.synchronize()?;
-        outcome?;
-        let mut words = [0; FLAGS];
-        flags.download(stream, &mut words)?;
-        let mut held = vec![0; self.held.len()];
-        self.held.download(stream, &mut held)?;
-        held.truncate(blocks as usize);
-        Ok((held, words[LATE]))
     }
 
     /// Queues the probe with the grid, block and shared memory of `variant`.
@@ -162,7 +115,8 @@ impl<'a> Bench<'a> {
         for round in 0..WARM_UP + ROUNDS {
             for turn in 0..count {
                 let index = (round + turn) % count;
-                let (_, gave_up) = self.with_held(blocks, |stream| {
+                let stream = &self.layer.stream;
+                let (_, gave_up) = self.holder.with_held(stream, blocks, || {
                     start.record(stream)?;
                     self.run(self.variants[index])?;
                     end.record(stream)
@@ -189,7 +143,8 @@ impl<'a> Bench<'a> {
     /// Blocks on the busiest multiprocessor, and what is wrong with where they landed.
     fn placement(&self, variant: Variant, held_blocks: u32, late: u32) -> Result<(usize, Option<String>)> {
         let flags = self.new_flags()?;
-        let (held, gave_up) = self.with_held(held_blocks, |_| self.run_probe(variant, &flags))?;
+        let (held, gave_up) =
+            self.holder.with_held(&self.layer.stream, held_blocks, || self.run_probe(variant, &flags))?;
         let mut words = [0; FLAGS];
         flags.download(&self.layer.stream, &mut words)?;
         let gave_up = gave_up + words[LATE];

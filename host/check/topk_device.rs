@@ -127,8 +127,8 @@ pub(super) fn selections(
         }
         report.case(&name, || {
             let ids = || -> Result<Vec<i32>> {
-                // Scores need no more than their own alignment.
-                let mut buffers = Buffers::new(topk, stream, &data, index % 4)?;
+                // Scores need no more than their own alignment; the strides vary, so each kernel sees each.
+                let mut buffers = Buffers::new(topk, stream, &data, (index + data.shape.stride()) % 4)?;
                 buffers.upload(stream, &data)?;
                 let call = DeviceTopk { active, ..buffers.call(&data)? };
                 // SAFETY: the buffers are of these sizes, on this device, and live until the download.

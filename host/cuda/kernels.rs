@@ -1,8 +1,8 @@
 //! The module for a device, and its kernels by name.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::memo::Memo;
 use super::{Device, Kernel, Module};
 use crate::error::{Error, Result};
 use crate::ptx;
@@ -17,7 +17,7 @@ pub struct Kernels {
 struct Inner {
     device: Device,
     module: Module,
-    kernels: Mutex<HashMap<String, Kernel>>,
+    kernels: Memo<String, Kernel>,
 }
 
 impl Kernels {
@@ -30,7 +30,7 @@ impl Kernels {
             Error::ComputeCapability { device: facts.name.clone(), major: facts.major, minor: facts.minor }
         })?;
         let module = Module::load(device, ptx.name, ptx.text)?;
-        let inner = Inner { device: device.clone(), module, kernels: Mutex::default() };
+        let inner = Inner { device: device.clone(), module, kernels: Memo::default() };
         Ok(Kernels { inner: Arc::new(inner) })
     }
 
@@ -40,12 +40,6 @@ impl Kernels {
 
     /// The kernel of an entry, looked up once.
     pub(crate) fn get(&self, entry: &str) -> Result<Kernel> {
-        let mut kernels = self.inner.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernel) = kernels.get(entry) {
-            return Ok(kernel.clone());
-        }
-        let kernel = self.inner.module.kernel(entry)?;
-        kernels.insert(entry.into(), kernel.clone());
-        Ok(kernel)
+        self.inner.kernels.get(entry, || self.inner.module.kernel(entry))
     }
 }

@@ -59,6 +59,7 @@ mod facts;
 mod gdn;
 mod kernel;
 mod kernels;
+mod memo;
 mod module;
 mod stream;
 #[cfg(test)]

@@ -179,9 +179,9 @@ impl Plan {
     }
 }
 
-/// The kernels that are worth choosing, the fastest first, as measured on an H200 (docs/performance.md): from 1 to 256 queries and from
-/// 4,096 to 524,288 cells `sieve` is ahead of all others, but for `cluster`, which is up to 5 % ahead of it at about 65,536 cells and
-/// at most 4 queries. `wide` is ahead of `register`, `split` and `original` throughout.
+/// The kernels that are worth choosing, the fastest first, as measured on an H200 from 4,096 to 524,288 cells (docs/performance.md): `sieve` is
+/// ahead of all others, but for `cluster` at two sizes and few queries, by up to 4 %; `wide` of `register` and `original` throughout,
+/// and of `split` but where `cluster` is ahead of both.
 const BY_SPEED: [Kernel; 3] = [Kernel::Sieve, Kernel::Cluster, Kernel::Wide];
 
 /// Whether `kernel` can run, or why not.

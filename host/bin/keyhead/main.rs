@@ -1,5 +1,6 @@
 //! The command line. Exit codes: 0 done, 1 a check failed, 2 bad input or arguments, 3 the device failed.
 
+mod auto;
 mod backend;
 mod bench;
 mod check;

@@ -1,12 +1,12 @@
 //! `keyhead topk`.
 
+use crate::auto::Auto;
 use crate::{backend, say, zeroed};
 use keyhead::io::{self, Data, Dim, Dtype, FLOATS, File, Output};
 use keyhead::topk::{INDEX_DIM, INDEX_HEADS, Kernel, Scores, Topk, TopkShape, WIDTH};
 use keyhead::{Backend, Error, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::time::Instant;
 
 /// What ids hold behind a query's last one.
@@ -52,25 +52,7 @@ pub struct Args {
     backend: backend::Choice,
     /// The GPU kernel: auto, original, register, wide, split, cluster or sieve; all give the same ids
     #[arg(long, default_value = "auto")]
-    kernel: KernelArg,
-}
-
-/// `None` lets the plan choose.
-#[derive(Clone, Copy)]
-struct KernelArg(Option<Kernel>);
-
-impl FromStr for KernelArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(KernelArg(None)),
-            name => name.parse().map(|kernel| KernelArg(Some(kernel))).map_err(|_| {
-                let names = Kernel::ALL.map(Kernel::name).join(", ");
-                format!("accepted: auto, {names}")
-            }),
-        }
-    }
+    kernel: Auto<Kernel>,
 }
 
 fn width(text: &str) -> Result<usize, String> {

@@ -184,12 +184,12 @@ impl Gdn {
         }
         // SAFETY: the caller's promise, and the workspace is large enough.
         unsafe {
-            self.prepare_step(stream, &prepare, PrepareStep::All)?;
+            self.launch_prepare(stream, &prepare, PrepareStep::All)?;
             if plan.variant == Variant::Heads {
                 self.launch_heads_norm(stream, &recurrence, &norm)?;
             } else {
                 self.launch_recurrence(stream, &recurrence, plan.variant)?;
-                self.out_norm(stream, &norm)?;
+                self.launch_out_norm(stream, &norm, "out_norm")?;
             }
         }
         Ok(plan)

@@ -13,9 +13,9 @@ pub use out_norm::DeviceOutNorm;
 pub use prepare::{DeviceFloats, DevicePrepare, PrepareStep};
 pub use recurrence::{DeviceRecurrence, DeviceRows};
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use super::memo::Memo;
 use super::{Device, Kernel, Kernels};
 use crate::error::{Error, Result};
 use crate::gdn::{self, Plan, Request, Switches, Variant};
@@ -30,7 +30,7 @@ pub struct Gdn {
 struct Inner {
     kernels: Kernels,
     switches: Switches,
-    plans: Mutex<HashMap<Request, Plan>>,
+    plans: Memo<Request, Plan>,
 }
 
 impl Gdn {
@@ -44,7 +44,7 @@ impl Gdn {
     /// The same of a module that is loaded already.
     pub fn with(kernels: &Kernels) -> Gdn {
         let inner =
-            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Mutex::default() };
+            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Memo::default() };
         Gdn { inner: Arc::new(inner) }
     }
 
@@ -66,9 +66,10 @@ impl Gdn {
     ///
     /// Errors: `Variant` or `Argument` for one that is asked for, by the request or a switch, and cannot run; or the driver's own.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
-        if let Some(plan) = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner).get(request) {
-            return Ok(plan.clone());
-        }
+        self.inner.plans.get(request, || self.new_plan(request))
+    }
+
+    fn new_plan(&self, request: &Request) -> Result<Plan> {
         let facts = self.device().facts();
         let has_entry = request.heads.per_key() <= gdn::MAX_KEYHEAD_VPK && facts.major >= 8;
         let keyhead_blocks_per_sm = if has_entry {
@@ -79,10 +80,7 @@ impl Gdn {
         };
         let device =
             gdn::Device { major: facts.major, minor: facts.minor, sms: facts.sms, keyhead_blocks_per_sm };
-        let plan = Plan::new(&device, request, &self.inner.switches)?;
-        let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        plans.insert(*request, plan.clone());
-        Ok(plan)
+        Plan::new(&device, request, &self.inner.switches)
     }
 }
 

@@ -100,6 +100,18 @@ impl Gdn {
         if call.tokens == 0 {
             return Ok(());
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_out_norm(stream, call, entry) }
+    }
+
+    /// # Safety
+    /// As [`out_norm`](Self::out_norm); the call is checked and has tokens.
+    pub(super) unsafe fn launch_out_norm(
+        &self,
+        stream: &Stream,
+        call: &DeviceOutNorm,
+        entry: &str,
+    ) -> Result<()> {
         let kernel = self.kernel(entry)?;
         // SAFETY: the record is the entry's; the caller's promise about the memory.
         unsafe { kernel.launch_with(stream, call.grid(), [out_norm::THREADS as u32, 1, 1], 0, &call.args()) }

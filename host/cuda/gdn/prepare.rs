@@ -176,6 +176,18 @@ impl Gdn {
         if call.tokens == 0 {
             return Ok(());
         }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_prepare(stream, call, step) }
+    }
+
+    /// # Safety
+    /// As [`prepare`](Self::prepare); the call is checked and has tokens.
+    pub(super) unsafe fn launch_prepare(
+        &self,
+        stream: &Stream,
+        call: &DevicePrepare,
+        step: PrepareStep,
+    ) -> Result<()> {
         let kernel = self.kernel(step.entry())?;
         let block = [conv::THREADS as u32, 1, 1];
         // SAFETY: the record is the entry's; the caller's promise about the memory.

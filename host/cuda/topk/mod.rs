@@ -2,13 +2,13 @@
 
 mod host;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kernels_gpu::params::{Global, GlobalMut, ScoresArgs, TopkArgs};
 use kernels_gpu::topk::{cluster, histogram, original, scores, sieve, split};
 
 use super::gdn::check_address;
+use super::memo::Memo;
 use super::{Device, DeviceBuffer, Kernels, Stream};
 use crate::error::{Error, Result};
 use crate::topk::{self, INDEX_DIM, Kernel, Plan, Request, Switches, TopkShape};
@@ -223,14 +223,14 @@ pub struct Topk {
 struct Inner {
     kernels: Kernels,
     switches: Switches,
-    plans: Mutex<HashMap<Request, Plan>>,
+    plans: Memo<Request, Plan>,
 }
 
 impl Topk {
     /// The kernels in `kernels`. Reads the switches in the environment, once.
     pub fn new(kernels: &Kernels) -> Topk {
         let inner =
-            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Mutex::default() };
+            Inner { kernels: kernels.clone(), switches: Switches::from_env(), plans: Memo::default() };
         Topk { inner: Arc::new(inner) }
     }
 
@@ -242,15 +242,11 @@ impl Topk {
     ///
     /// Errors: `Variant` or `Argument` for one that is asked for, by the request or a switch, and cannot run.
     pub fn plan(&self, request: &Request) -> Result<Plan> {
-        if let Some(plan) = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner).get(request) {
-            return Ok(plan.clone());
-        }
-        let facts = self.device().facts();
-        let device = topk::Device { major: facts.major, minor: facts.minor };
-        let plan = Plan::new(&device, request, &self.inner.switches)?;
-        let mut plans = self.inner.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        plans.insert(*request, plan.clone());
-        Ok(plan)
+        self.inner.plans.get(request, || {
+            let facts = self.device().facts();
+            let device = topk::Device { major: facts.major, minor: facts.minor };
+            Plan::new(&device, request, &self.inner.switches)
+        })
     }
 
     /// What calls of this shape, and of shapes with no more queries and no larger `cap`, need to work in, whatever kernel runs. Waits for the

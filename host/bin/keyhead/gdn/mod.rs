@@ -5,6 +5,7 @@ mod output;
 mod recurrence;
 mod state;
 
+use crate::auto::Auto;
 use crate::{backend, say};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -15,7 +16,6 @@ use output::Done;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::str::FromStr;
 
 const TENSORS: &str = "\
 Tensors of IN (f32, f16 or bf16; a leading batch dimension of 1 is accepted; others are ignored).
@@ -75,7 +75,7 @@ pub struct Args {
     backend: backend::Choice,
     /// The GPU kernel of the recurrence: auto, heads, cols, pipe, keyhead or scan; all give the same bits
     #[arg(long, default_value = "auto")]
-    variant: VariantArg,
+    variant: Auto<Variant>,
     /// The number that the out norm adds to the mean of the squares
     #[arg(long, default_value = "1e-6", value_parser = eps, allow_hyphen_values = true)]
     eps: f32,
@@ -135,24 +135,6 @@ enum OutDtype {
     F16,
     Bf16,
     F32,
-}
-
-/// `None` lets the plan choose.
-#[derive(Clone, Copy)]
-struct VariantArg(Option<Variant>);
-
-impl FromStr for VariantArg {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(VariantArg(None)),
-            name => name.parse().map(|variant| VariantArg(Some(variant))).map_err(|_| {
-                let names = Variant::ALL.map(Variant::name).join(", ");
-                format!("accepted: auto, {names}")
-            }),
-        }
-    }
 }
 
 fn eps(text: &str) -> Result<f32, String> {
